@@ -1,11 +1,9 @@
 """torch.compile, torch.export, fake tensors, autocast, torch.func and torch.jit.trace."""
 
-import shutil
-
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacrev, jvp
+from torch.func import functional_call, grad, hessian, jvp
 
 from ops_common import rounded
 from sparsetir import nn, ops
@@ -13,35 +11,8 @@ from sparsetir.ops import products
 
 SIZE = (6, 5)  # sources, targets
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 3, 0], [4, 0, 1, 4, 3, 0, 4]])
-CSR = ops.resolve((EDGES, SIZE))
-ROWPTR, COL = CSR.rowptr, torch.tensor([1, 3, 2, 5, 0, 2, 0])
+ROWPTR = ops.resolve((EDGES, SIZE)).rowptr
 F = 3
-
-
-def model(edges, X, Y, values):
-    """All operators, on a graph of edges."""
-    A = (edges, SIZE)
-    total = ops.spmm(A, X, values=values).relu()
-    total = total + ops.spmm(A, X, "max", values=values)
-    scores = ops.sddmm(A, total, X)
-    return total.sin().sum() + ops.spmv(A, Y[:, 0], values=scores).sum()
-
-
-def inputs():
-    return EDGES, *(rounded(s, "float64", 7)[0] for s in ((6, F), (6, F), (7,)))
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_compile(backend):
-    if backend == "inductor" and shutil.which("g++") is None:
-        pytest.skip("no C++ compiler")
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend=backend)
-    args = inputs()
-    want, result = model(*args), compiled(*args)
-    torch.testing.assert_close(result, want)
-    for x, y in zip(torch.autograd.grad(result, args[1:]), torch.autograd.grad(want, args[1:])):
-        torch.testing.assert_close(x, y)
 
 
 def test_compile_once_for_patterns_of_all_sizes():
@@ -111,18 +82,6 @@ def test_export():
     torch.testing.assert_close(exported(X, edges), layer(X, edges))
 
 
-def test_autocast_in_a_compiled_function():
-    torch.compiler.reset()
-    X = torch.randn(6, F)
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def run(X):
-        with torch.autocast("cpu", torch.bfloat16):
-            return ops.spmm((EDGES, SIZE), X)
-
-    assert run(X).dtype == torch.bfloat16
-
-
 def test_the_dispatcher_and_the_short_way_agree():
     """A call by name has gradients of all orders."""
     X, values = (rounded(s, "float64", 5)[0] for s in ((6, F), (7,)))
@@ -135,43 +94,12 @@ def test_the_dispatcher_and_the_short_way_agree():
     assert all(map(torch.equal, *results))
 
 
-def test_memory_of_a_pattern_is_used_again_by_compiled_code():
-    """Writes that torch does not count."""
-    edges, X = EDGES.clone(), torch.randn(6, F)
-    call = torch.ops.sparsetir.spmm
-    rowptr = torch.empty(6, dtype=torch.int64)
-    for step in range(4):
-        edges.numpy()[:] = (EDGES + step) % 5
-        torch.testing.assert_close(
-            call(rowptr, edges, None, X, "sum"), call(rowptr, edges.clone(), None, X, "sum")
-        )
-    csr = ops.resolve((EDGES, SIZE)).rowptr.clone(), COL.clone()
-    for step in range(4):
-        csr[1].numpy()[:] = (COL + step) % 6
-        other = [x.clone() for x in csr]
-        torch.testing.assert_close(call(*csr, None, X, "max"), call(*other, None, X, "max"))
-
-
 N, NNZ, FEAT = 12, 30, 5
 torch.manual_seed(0)
 SQUARE = torch.randint(0, N, (2, NNZ))
 A = (SQUARE, N)
 X = torch.randn(N, FEAT, dtype=torch.float64)
 VALUES = torch.rand(NNZ, dtype=torch.float64)
-
-
-def by_autograd(loss, *arguments):
-    leaves = [x.clone().requires_grad_() for x in arguments]
-    return torch.autograd.grad(loss(*leaves), leaves)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_second_derivatives():
-    def loss(x):
-        return ops.spmm(A, x, values=VALUES).sin().sum()
-
-    expected = torch.autograd.functional.hessian(loss, X)
-    torch.testing.assert_close(jacrev(jacrev(loss))(X), expected)
 
 
 def dual():

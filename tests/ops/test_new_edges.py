@@ -129,16 +129,6 @@ def test_a_gradient_with_the_negative_bit():
     torch.testing.assert_close(grad_b, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_inference_mode():
-    with torch.inference_mode():
-        edges = graph(40, 40, 100)
-    b = torch.randn(40, 8, requires_grad=True)
-    wanted = expected(edges.clone(), 40, b)
-    out = ops.spmm((edges, 40), b)
-    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
-    out.sum().backward()
-
-
 def test_what_others_take(counted, monkeypatch):
     edges, b = graph(40, 40, 100), torch.randn(40, 8)
     other = [
@@ -155,21 +145,6 @@ def test_what_others_take(counted, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     ops.spmm((graph(40, 40, 100), 40), b)
     assert not counted
-
-
-def test_infinity_stays_where_it_is():
-    edges, b = torch.tensor([[0, 1, 1], [0, 0, 2]]), torch.randn(3, 5)
-    b[2], b[1, 1] = torch.nan, torch.inf
-    out = ops.spmm((edges, 3), b)
-    assert out[1].eq(0).all() and out.isnan().sum() == 0 and out[0, 1] == torch.inf
-
-
-def test_nothing_is_kept_of_edges_that_are_gone():
-    before = len(products._call_counts)
-    b = torch.randn(40, 8)
-    for seed in range(20):
-        ops.spmm((graph(40, 40, 100, seed), 40), b)
-    assert len(products._call_counts) <= before + 1
 
 
 # -- matrices in rows ------------------------------------------------------------------------------
@@ -220,15 +195,6 @@ def test_the_first_matrices_of_a_process_have_plans(planned, monkeypatch):
         torch.testing.assert_close(ops.spmm(A, b), coo.to_dense() @ b, rtol=1e-4, atol=1e-4)
         counts.append(len(planned))
     assert counts == [*range(1, products.PLANNED + 1), products.PLANNED, products.PLANNED]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_values_in_the_first_product(kind, planned):
-    A, coo = in_rows(kind, graph(30, 40, 200), 30, 40, torch.randn(200))
-    values, b = torch.randn(coo.values().shape), torch.randn(40, 8)
-    wanted = torch.sparse_coo_tensor(coo.indices(), values, (30, 40)).to_dense() @ b
-    torch.testing.assert_close(ops.spmm(A, b, values=values), wanted, rtol=1e-4, atol=1e-4)
-    assert not planned
 
 
 @pytest.mark.parametrize("number", [-1, 40])

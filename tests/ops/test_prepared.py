@@ -109,14 +109,6 @@ def test_layers_take_it(layer):
         torch.testing.assert_close(layer(x, g), wanted)
 
 
-def test_made_in_inference_mode():
-    with torch.inference_mode():
-        g = ops.prepare(torch.stack([COLUMNS, ROWS]), N)
-    x = torch.rand(N, F, requires_grad=True)
-    ops.spmm(g, x).sum().backward()
-    torch.testing.assert_close(x.grad, DENSE.sum(0)[:, None].expand(N, F))
-
-
 def test_what_is_refused():
     g, matrix = ops.prepare(torch.stack([COLUMNS, ROWS]), N), KINDS["matrix"]()
     refuse(
@@ -210,25 +202,3 @@ def test_relations_that_are_refused():
         locals(),
         globals(),
     )
-
-
-# -- compiled code --------------------------------------------------------------------------------
-
-
-def test_compiled_code_takes_it():
-    g, x = ops.prepare(torch.stack([COLUMNS, ROWS]), N), torch.rand(N, F)
-    _, _, h = related()
-    w = torch.rand(4, F, 3)
-
-    def run(x):
-        return ops.spmm(g, x) + ops.attention(g, x, x, x), ops.rgms(x, w, h)
-
-    compiled = torch.compile(run, fullgraph=True, backend="eager")
-    for result, wanted in zip(compiled(x), run(x), strict=True):
-        torch.testing.assert_close(result, wanted)
-
-    def given(g, x):
-        return ops.spmm(g, x, "mean")
-
-    result = torch.compile(given, fullgraph=True, backend="eager")(g, x)
-    torch.testing.assert_close(result, given(g, x))

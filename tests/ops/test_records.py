@@ -17,7 +17,6 @@ from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmv import SlicedRows
 
 M, N, FEAT = 24, 18, 16
 MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())
@@ -128,50 +127,6 @@ def test_without_weights(records, runs, name):
         "spmm", FEAT, torch.float32, ones=True
     )
     assert planned.plan.arranges_values and not planned.plan.needs_values
-
-
-def test_mean(records, runs):
-    add(records, "spmm", ROW_BLOCKS, reduce="mean")
-    check_spmm(CASES["edges in any order"], weighted=True, reduce="mean")
-    assert runs[0] == ("spmm", ROW_BLOCKS, "record")
-
-
-def test_maximum(records, runs):
-    """With gradients it is computed with the elements that it comes from, by another program."""
-    add(records, "spmm", ROW_BLOCKS, reduce="max")
-    case = CASES["edges in any order"]
-    b, values = torch.randn(N, FEAT), torch.rand(len(case.rows))
-    result = ops.spmm(case.A, b, values=values, reduce="max")
-    assert_close(result, expected_spmm(case, values.double(), b.double(), "max", M), "float32")
-    assert runs == [("spmm", ROW_BLOCKS, "record")]
-    check_spmm(case, weighted=True, reduce="max")
-
-
-@pytest.mark.parametrize("tuned", ["spmv", "spmm"])
-def test_spmv(records, runs, tuned):
-    """Values that come with each run take the config's form for them."""
-    config = SlicedRows(lanes=8, long=64, packed=True)
-    add(records, tuned, config, feat=1)
-    case, x = CASES["edges in any order"], torch.randn(N)
-    values = torch.rand(len(case.rows))
-    for weights_given in (None, values):
-        weights = torch.ones(len(case.rows)) if weights_given is None else weights_given
-        want = expected_spmm(case, weights.double(), x.double()[:, None], "sum", M)[:, 0]
-        assert_close(ops.spmv(case.A, x, values=weights_given), want, "float32")
-    assert runs == [("spmm", config, "record"), ("spmm", config.unpacked, "record")]
-
-
-def test_heads(records, runs):
-    add(records, "spmm", ROW_BLOCKS, heads=2)
-    case = CASES["edges in any order"]
-    b, values = torch.randn(2, N, FEAT), torch.rand(2, len(case.rows))
-    result = ops.spmm(case.A, b.transpose(0, 1), values=values.t()).transpose(0, 1)
-    assert runs == [("spmm", ROW_BLOCKS, "record")]
-    for head in range(2):
-        want = expected_spmm(case, values[head].double(), b[head].double(), "sum", M)
-        assert_close(result[head], want, "float32")
-    ops.spmm(case.A, b.transpose(0, 1))  # twice the features, which is another problem
-    assert {by for *_, by in runs[1:]} == {"default"}
 
 
 @pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowTile", "Hyb"])

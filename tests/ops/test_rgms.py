@@ -1,7 +1,6 @@
 """Relational gather-matmul-scatter for torch: values, gradients, compilation, refusals."""
 
 # pyright: reportAttributeAccessIssue=false
-import gc
 
 import numpy as np
 import pytest
@@ -122,29 +121,6 @@ def test_what_is_not_finite_stays_where_it_belongs():
     assert not of_weight[0].any()
 
 
-def test_edges_that_are_a_view():
-    edge_index, edge_type = graph()
-    x, weight, a = operands()
-    want = ops.rgms(x, weight, edge_index, edge_type, a, num_targets=M)
-    views = edge_index.t().contiguous().t(), edge_type.repeat_interleave(2)[::2]
-    assert torch.equal(ops.rgms(x, weight, *views, a, num_targets=M), want)
-
-
-def test_as_many_targets_as_sources():
-    pattern, (x, weight, _) = graph(m=N), operands()
-    torch.testing.assert_close(ops.rgms(x, weight, *pattern), expected(x, weight, *pattern, m=N))
-
-
-def test_memory_is_counted():
-    (x, weight, _), pattern = operands(), graph()
-    ops.rgms(x, weight, *pattern, num_targets=M)
-    # Copies of the edges; a column and a place of each.
-    assert ops.cache_info()["bytes"] >= sum(x.nbytes for x in pattern) + 8 * E
-    del pattern
-    gc.collect()  # what compiled a kernel is in cycles that hold the edges
-    assert ops.cache_info()["entries"] == 0
-
-
 X, W, A = (v.detach() for v in operands())
 INDEX, KIND = graph()
 
@@ -227,27 +203,6 @@ def test_products_are_no_more_than_nodes():
         )
         torch.testing.assert_close(result, want, rtol=1e-4, atol=1e-4)
     assert kept[0] is not None and kept[0] is kept[1]
-
-
-def test_blocks_of_one_size_but_more_of_them():
-    """On one graph each number of blocks has its plan."""
-    pattern = graph(60)
-    for blocks in (2, 3):
-        weight = in_blocks(blocks, 4, 4)
-        x, _, _ = operands(torch.float64, blocks * 4, 1, 60)
-        result = ops.rgms(x, weight, *pattern, num_targets=M)
-        torch.testing.assert_close(result, expected(x, whole(weight), *pattern))
-
-
-def test_blocks_with_products_first(monkeypatch):
-    from sparsetir.ops import relations
-
-    x, weight, pattern, edge_weight = operands()[0], in_blocks(2, 3, 2), graph(), operands()[2]
-    want = expected(x, whole(weight), *pattern, edge_weight)
-    with monkeypatch.context() as patched:
-        patched.setattr(relations, "products_first", lambda s, *_: s.columns > 4)
-        ops.clear_cache()
-        torch.testing.assert_close(ops.rgms(x, weight, *pattern, edge_weight, num_targets=M), want)
 
 
 # -- on a GPU -------------------------------------------------------------------------------------

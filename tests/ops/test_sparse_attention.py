@@ -98,35 +98,10 @@ def as_elements(mask):
     return ops.Operand(*mask.csr, *mask.shape)
 
 
-def test_elements_in_blocks(by_small_blocks):
-    mask = MASKS["band"](100, 16)
-    inputs, sparse = operands(mask, 8, 12), mask.to_dense().float().to_sparse_csr()
-    result = check(mask, inputs, sparse)
-    assert torch.equal(result, ops.sparse_attention(*inputs, as_elements(mask)))
-    assert torch.equal(result, ops.sparse_attention(*inputs, mask))
-
-
 @pytest.mark.parametrize(("width", "block"), [(20, 16), (200, 32), (1600, 64)])
 def test_size_of_blocks(width, block):
     mask = masks.band(800, width)
     assert module._fitting(ops.structure_of(*mask.csr, 800)).block == block
-
-
-@pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.float16))
-@pytest.mark.default(1)
-def test_elements_by_themselves(by_elements, dtype):
-    mask = MASKS["wide"](70, 16)
-    check(mask, operands(mask, 8, 12, dtype), as_elements(mask))
-
-
-def test_few_elements_stay_elements():
-    rng = np.random.default_rng(0)
-    pairs = np.unique(rng.integers(0, 300, (400, 2)), axis=0)
-    indptr = np.searchsorted(pairs[:, 0], np.arange(301))
-    A = ops.Operand(torch.from_numpy(indptr), torch.from_numpy(pairs[:, 1].copy()), 300, 300)
-    assert module._fitting(ops.structure_of(A.rowptr, A.col, 300)) is None
-    mask = masks.from_elements(indptr, pairs[:, 1], (300, 300))
-    check(mask, operands(mask, 8, 12), A)
 
 
 def test_elements_that_are_there_twice_count_twice():
@@ -152,20 +127,6 @@ def test_rows_without_elements_give_zeros():
     assert all(not x.grad.any() for x in inputs)
 
 
-@pytest.mark.parametrize(
-    ("batch", "feat", "width", "length"),
-    [(0, 8, 12, 20), (1, 0, 12, 20), (1, 8, 0, 20), (1, 8, 12, 0)],
-)
-@pytest.mark.default("0-8-12-20", "1-8-12-0")
-def test_nothing(batch, feat, width, length):
-    mask = masks.causal(length, 16)
-    inputs = operands(mask, feat, width, batch=batch)
-    result = ops.sparse_attention(*inputs, mask)
-    torch.testing.assert_close(result.double(), dense(mask.to_dense(), *inputs))
-    result.sum().backward()
-    assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
-
-
 def test_large_scores_infinities_and_nan():
     mask = masks.causal(40, 16)
     q, k, v = (x.detach() for x in operands(mask, 8, 12, batch=1, heads=1))
@@ -186,51 +147,7 @@ def test_large_scores_infinities_and_nan():
     assert (result[0, 0, 35:, 0].isnan() == up).all() and up.any() and not up.all()
 
 
-def test_views_and_scale():
-    mask = masks.band(50, 10, 16)
-    args = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in operands(mask, 8, 12)]
-    before = [x.clone() for x in args]
-    result = ops.sparse_attention(*args, mask, scale=0.3)
-    expected = dense(mask.to_dense(), *args, scale=0.3)
-    assert (result - expected).abs().max() < CLOSE[torch.float32]
-    assert all(map(torch.equal, args, before))
-
-
 # -- torch ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("elements", by_default([False, True], True))
-def test_compiled_without_breaks(elements, by_small_blocks):
-    mask = masks.band(50, 10, 16)
-    inputs, A = operands(mask, 8, 12), as_elements(mask) if elements else mask
-
-    def attention(q, k, v):
-        return ops.sparse_attention(q, k, v, A) * 2
-
-    fast = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(fast(*inputs), attention(*inputs))
-    both = [torch.autograd.grad(f(*inputs).pow(2).sum(), inputs) for f in (fast, attention)]
-    for grads, want in zip(*both, strict=True):
-        torch.testing.assert_close(grads, want)
-
-
-def test_autocast():
-    mask = masks.band(50, 10, 16)
-    inputs = operands(mask, 8, 12)
-    with torch.autocast("cpu", torch.bfloat16):
-        result = ops.sparse_attention(*inputs, mask)
-        result.sum().backward()
-    assert result.dtype == torch.bfloat16 and inputs[0].grad.dtype == torch.float32
-    assert (result - dense(mask.to_dense(), *inputs)).abs().max() < CLOSE[torch.bfloat16]
-
-
-def test_torch_knows_the_operators(by_small_blocks):
-    mask = masks.band(20, 10, 16)
-    inputs = operands(mask, 8, 12)
-    arguments = (*inputs, *mask.rows, *mask.columns, 0.5)
-    torch.library.opcheck(torch.ops.sparsetir.block_attention.default, arguments)
-    elements = (*inputs, *mask.csr, 0.5)
-    torch.library.opcheck(torch.ops.sparsetir.element_attention.default, elements)
 
 
 def test_no_second_gradients(by_small_blocks):

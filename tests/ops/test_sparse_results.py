@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def tensor(a: Any, values: Tensor | None = None, dtype: Any = torch.float64) -> 
     return torch.sparse_csr_tensor(*index, values, a.shape)
 
 
-A, B, D = matrix(0, (6, 7)), matrix(1, (7, 5)), matrix(2, (6, 7))
+A, B = matrix(0, (6, 7)), matrix(1, (7, 5))
 
 
 @pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
@@ -82,15 +81,6 @@ def test_gradients_for_values_of_compressed_tensors(layout: torch.layout) -> Non
         assert torch.equal(*results)
 
 
-def test_gradients_of_large_results_are_not_dense() -> None:
-    size = 1 << 24
-    values, col = torch.ones(2, requires_grad=True), torch.tensor([7, 3])
-    operand = ops.Operand(torch.arange(size + 1).clamp(max=2), col, size, size, values)
-    result = ops.add(operand, operand)
-    result.values().sum().backward()
-    assert values.grad is not None and values.grad.tolist() == [2, 2]
-
-
 @pytest.mark.parametrize(("op", "result"), [("matmul", A @ B), ("kron", sp.kron(A, B, "csr"))])
 def test_second_gradients_of_products(op: str, result: Any) -> None:
     """Torch's own tensors cut them off at their values."""
@@ -108,27 +98,6 @@ def test_second_gradients_of_products(op: str, result: Any) -> None:
     assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
 
 
-@pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
-def test_gradients_of_inner_products(mask: Any) -> None:
-    """Products of all pairs, of some, and of rows with the same number."""
-    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B.T.tocsr(), D)]
-    pattern = None if mask is None else tensor(mask)
-
-    def run(a: Tensor, b: Tensor) -> Tensor:
-        return ops.inner(tensor(A, a), tensor(B.T.tocsr(), b), mask=pattern).values()
-
-    def dots(a: Tensor, d: Tensor) -> Tensor:
-        return ops.vecdot(tensor(A, a), tensor(D, d))
-
-    torch.autograd.gradcheck(run, values[:2])
-    torch.autograd.gradcheck(dots, values[::2])
-    dots(values[0], values[2]).mul_(2).sum().backward()  # a result may be written to
-    expected = ops.spgemm(tensor(A), tensor(B), mask=pattern)
-    torch.testing.assert_close(ops.inner(tensor(A), tensor(B.T.tocsr()), mask=pattern), expected)
-    dense = torch.linalg.vecdot(*(torch.from_numpy(x.toarray()) for x in (A, D)))
-    torch.testing.assert_close(dots(*values[::2]).detach(), dense)
-
-
 @pytest.mark.slow
 def test_gradients_of_kronecker_products() -> None:
     values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B)]
@@ -140,16 +109,6 @@ def test_gradients_of_kronecker_products() -> None:
     product.sum().backward()
     assert half[0].grad.dtype is product.dtype is torch.float16
     assert (half[0].grad == B.nnz).all() and (half[1].grad == A.nnz).all()
-
-
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.default("add", "maximum", "minimum")
-def test_elements(name: str) -> None:
-    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, D)]
-    op = getattr(ops, name)
-    torch.autograd.gradcheck(lambda a, d: op(tensor(A, a), tensor(D, d)).values(), values)
-    dense = [torch.from_numpy(x.toarray()) for x in (A, D)]
-    torch.testing.assert_close(op(tensor(A), tensor(D)).to_dense(), reduce(OPS[name], dense))
 
 
 def test_kinds_of_matrices() -> None:
@@ -226,19 +185,6 @@ def test_values_of_a_matrix_are_those_of_now() -> None:
     for _ in range(2):
         np.testing.assert_array_equal(ops.add(a, a).to_dense(), 2 * a.toarray())
         a.values[:] *= 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
-@pytest.mark.default(2)
-def test_types(dtype: torch.dtype) -> None:
-    dense = torch.tensor([[0, 2, 0], [1, 0, 3], [0, 0, 0]], dtype=dtype)
-    a = dense.to_sparse_csr()
-    wide = dense.double()
-    each = ((ops.spgemm(a, a), wide @ wide), (ops.mul(a, a), wide**2))
-    for result, exact in (*each, (ops.inner(a, a, mask=a), wide @ wide.T * (wide != 0))):
-        assert result.dtype is dtype and result.layout is torch.sparse_csr
-        torch.testing.assert_close(result.to_dense().double(), exact)
-    assert ops.vecdot(a, a).tolist() == [4, 10, 0] and ops.vecdot(a, a).dtype is dtype
 
 
 def test_bools() -> None:

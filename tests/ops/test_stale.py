@@ -263,14 +263,6 @@ LAYERS = {
     "gat": lambda: nn.GATConv(F, 3, heads=2),
     "gat without loops": lambda: nn.GATConv(F, 3, add_self_loops=False),
 }
-RELATIONAL = {
-    "rgcn": lambda: nn.RGCNConv(F, 6, 3),
-    "rgcn sum": lambda: nn.RGCNConv(F, 6, 3, aggr="add"),
-    "rgcn max": lambda: nn.RGCNConv(F, 6, 3, aggr="max"),
-    "rgcn bases": lambda: nn.RGCNConv(F, 6, 3, num_bases=2),
-    "rgcn blocks": lambda: nn.RGCNConv(F, 6, 3, num_blocks=2),
-    "rgcn reversed": lambda: nn.RGCNConv(F, 6, 3, flow="target_to_source"),
-}
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
@@ -278,16 +270,6 @@ RELATIONAL = {
 def test_layers(name, write):
     layer = LAYERS[name]()
     check(lambda edges, x: layer(x, edges), [edges_of(1)], [edges_of(2)], write)
-
-
-@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-@pytest.mark.parametrize("name", RELATIONAL)
-@pytest.mark.default("rgcn max-DLPack", "rgcn reversed-data")
-def test_relational_layers(name, write):
-    layer, edges = RELATIONAL[name](), [edges_of(1), edges_of(2)]
-    run = lambda edges, types, x: layer(x, edges, types)  # noqa: E731
-    for now in ([edges[1], TYPES[0]], [edges[0], TYPES[1]]):
-        check(run, [edges[0], TYPES[0]], now, write)
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)

@@ -103,21 +103,6 @@ def test_values_and_gradients(op, name):
             torch.testing.assert_close(zero if p is None else p, zero if q is None else q)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("op", ["distances", "gated"])
-def test_types(op, dtype):
-    m, n, edge_index = PATTERNS["plain"]
-    operands = dense(op, m, n, 8, dtype)
-    values = values_of(op, edge_index, dtype)
-    options = {} if values is None else {"values": values}
-    result = getattr(ops, op)((edge_index, (n, m)), *operands, **options)
-    wide = [x.double() for x in operands]
-    right = want(op, edge_index, m, wide, None if values is None else values.double())
-    tolerance = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
-    torch.testing.assert_close(result.double(), right, rtol=tolerance, atol=tolerance)
-    assert result.dtype == dtype
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("op", ["distances", "gated"])
 def test_compiled_by_torch(op):

@@ -1,7 +1,5 @@
 """Plans of messages, softmax and attention along edges against NumPy, and what they refuse."""
 
-import re
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,14 +12,11 @@ from ops_common import Case
 from ops_table import attention, gspmm
 from ops_table import softmax as row_softmax
 from refusals import refusals
-from sparsetir import SparseMatrix, ops, plan_candidates
-from sparsetir.ops import message_kernels
+from sparsetir import SparseMatrix, ops
 from sparsetir.planning.plan import requested
-from sparsetir.records.record import Record
 from sparsetir.records.task import Outcome
 from sparsetir.reductions import REDUCERS
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.sought import operator_search
@@ -120,54 +115,6 @@ def test_pattern_without_values(idtype):
     result = sparsetir.plan("edge_softmax", pattern, x)(x)
     sums = [result[a:b].sum() for a, b in zip(indptr, indptr[1:], strict=False)]
     np.testing.assert_allclose(sums, [1, 0, 1, 1], atol=1e-6)
-
-
-def test_nan_and_infinity():
-    u, x = U.copy(), drawn(A.nnz)
-    u[3, 0], u[5, 1], u[7, 2] = np.nan, np.inf, -np.inf
-    for reduce in ("max", "min", "sum"):
-        run = sparsetir.plan(f"u_add_e_{reduce}", A, 8)
-        with np.errstate(invalid="ignore"):
-            want = exact(A, "u_add_e", reduce, u, A.values)
-        is_close(run(u), want)
-    x[0] = np.nan
-    result = sparsetir.plan("softmax", A, x)(x)
-    assert np.isnan(result[: A.pattern.indptr[1]]).all() == (A.pattern.indptr[1] > 0)
-    assert np.isfinite(result[A.pattern.indptr[np.flatnonzero(A.pattern.indptr)[0]] :]).all()
-
-
-def test_softmax_of_torch_and_heads():
-    x = torch.from_numpy(drawn(A.nnz, 3))
-    result = sparsetir.plan("edge_softmax", A, x)(x)
-    assert torch.allclose(result, ops.edge_softmax(A, x))
-    out = torch.empty_like(x)
-    assert sparsetir.plan("edge_softmax", A, heads=3)(x, out=out) is out
-    assert torch.equal(out, result)
-    wide = sparsetir.plan("softmax", A, dtype="float64")(np.ones(A.nnz))
-    assert wide.dtype == np.float64
-
-
-def test_heads_are_those_of_gspmm():
-    """Messages with heads have them behind nodes, as `ops` has; products by "spmm" before."""
-    u = torch.from_numpy(drawn(N, 2, 4))
-    e = torch.from_numpy(drawn(A.nnz, 2, 1))
-    run = sparsetir.plan("u_mul_e_mean", A, u, edge_feat=1)
-    assert torch.allclose(run(u, e), ops.gspmm(A, "u_mul_e", "mean", u, e), atol=1e-5)
-    run = sparsetir.plan("copy_u_max", A, 4, heads=2)
-    assert torch.equal(run(u), ops.gspmm(A, "copy_u", "max", u))
-
-
-def test_many_threads(monkeypatch):
-    """Every config of a space gives the same."""
-    u, e = drawn(N, 12), drawn(A.nnz, 12)
-    want = exact(A, "u_add_e", "max", u, e)
-    configs = plan_candidates("u_add_e_max", A, 12, edge_feat=12, threads=2)
-    assert configs[0] == sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, threads=2).config
-    assert {c.get("threads", 0) for c in configs} == {0, 1} and len(configs) > 5
-    for config in configs:
-        is_close(sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, config=config)(u, e), want)
-    one = Choices({"rows.size": 1, "threads": 1})
-    assert plan_candidates("softmax", A, threads=1) == [one]
 
 
 # -- edges ----------------------------------------------------------------------------------------
@@ -305,66 +252,3 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     prepared = task.prepared(best)
     prepared.call()
     assert prepared.wrong() is None
-
-
-def test_one_config(records, monkeypatch):
-    install(monkeypatch)
-    tuned = sparsetir.tune("copy_e_sum", A, 1, threads=1)
-    assert tuned.configs == 1 and len(tuned.trials) == 1 and tuned.speedup == 1
-    from sparsetir.tuning.report import table
-
-    assert "There is one config for this problem, the default: nothing to choose." in table(tuned)
-
-
-def test_operators_of_torch_take_records(records, monkeypatch):
-    """Records serve the same pattern in any order, and no other one; a failure is reported once."""
-    rows, columns = (torch.from_numpy(x).long() for x in A.pattern.coords)
-    order = torch.randperm(A.nnz, generator=torch.Generator().manual_seed(0))
-    edges = torch.stack([columns, rows])[:, order], (N, M)
-    u, e = torch.from_numpy(drawn(N, 2, 8)), torch.from_numpy(drawn(A.nnz, 2, 8))
-    q, v = torch.from_numpy(drawn(M, 2, 8)), torch.from_numpy(drawn(N, 2, 8))
-    kernels = []
-    launch = message_kernels.launch
-
-    def noting(kernel, named):
-        kernels.append(kernel)
-        launch(kernel, named)
-
-    monkeypatch.setattr(message_kernels, "launch", noting)
-
-    def all_of_them():
-        kernels.clear()
-        ops.clear_cache()
-        results = (
-            ops.gspmm(edges, "u_add_e", "max", u, e[order]),
-            ops.attention(edges, q, v, v),
-            ops.edge_softmax(edges, e[order, :, 0].contiguous()),
-        )
-        return list(kernels), results
-
-    def record(op, config, seconds=1e-3, **options):
-        key = requested(op, A, **options).key()
-        records.add(Record(key, to_data(Choices(config)), seconds))
-
-    before, plain = all_of_them()
-    messages = {"feat": 8, "heads": 2, "edge_feat": 8}
-    cases = [
-        ("u_add_e_max", {"gspmm.size": 16}, messages),
-        ("attention", {"score.size": 8}, {"feat": 8, "heads": 2}),
-        ("edge_softmax", {"rows.size": 2}, {"heads": 2}),
-    ]
-    for op, config, options in cases:
-        record(op, config, **options)
-    after, tuned = all_of_them()
-    assert not set(before) & set(after)
-    for a, b in zip(plain, tuned, strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
-    plans = [sparsetir.plan(op, A, **options) for op, _, options in cases]
-    assert [plan.chosen_by for plan in plans] == ["record"] * 3
-    # They share kernels, but for that of messages in another order.
-    assert [plan.kernel in after for plan in plans] == [False, True, True]
-    record("attention", {"gspmm.size": 8}, 1e-4, feat=8, heads=2)  # of messages
-    with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
-        last, _ = all_of_them()
-    assert last[1] in before
-    ops.clear_cache()

@@ -49,15 +49,6 @@ def test_sums_are_not_rounded(dtype, fmt):
     assert run(b, out=out) is out and torch.equal(out, result)
 
 
-@pytest.mark.parametrize("dtype", OUT)
-def test_vectors(dtype):
-    a, b = matrix(dtype), operand(1, dtype)[:, 0].contiguous()
-    result = sparsetir.plan("spmv", a, dtype=dtype, out_dtype=OUT[dtype])(b)
-    wanted = a.toarray().astype("float64") @ b.double().numpy()
-    assert str(result.dtype) == f"torch.{OUT[dtype]}"
-    np.testing.assert_array_equal(result.double(), wanted)
-
-
 def test_other_arrays_and_overlaps():
     a, b = matrix("int8"), operand(24, "int8").numpy()
     run = sparsetir.plan("spmm", a, 24, out_dtype="int32")

@@ -1,7 +1,6 @@
 """Plans of relational gather-matmul-scatter."""
 
 import numpy as np
-import pytest
 import torch
 import tvm
 
@@ -11,7 +10,6 @@ from cuda_runner import requires_cuda_text
 from refusals import refusals
 from rgms_common import exact
 from sparsetir.planning.plan import requested
-from sparsetir.runtime import pool
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.templates.rgms import TiledRelations
@@ -35,53 +33,6 @@ def right(result, a=VALUES, x=X, w=W, mask=MASK, atol=1e-4):
     np.testing.assert_allclose(np.asarray(result, "float64"), want, atol=atol)
 
 
-def test_the_values_of_the_tensor_and_of_a_run():
-    assert PLAN.chosen_by == "default" and not PLAN.needs_values and not PLAN.arranges_values
-    assert isinstance(PLAN.config, TiledRelations) and PLAN.padding == 0
-    right(PLAN(X, W))
-    other = VALUES[::-1].copy()
-    right(PLAN(X, W, values=other), other)
-    right(PLAN(X, W))  # the planned ones are as they were
-
-
-def test_threads_start_where_there_is_work_for_them(monkeypatch):
-    work = int(MASK.any(axis=2).sum()) * 8 * 16
-    for least in (work, work + 1):
-        monkeypatch.setattr(pool, "work_of_threads", lambda least=least: least)
-        chosen = requested("rgms", A, 16, feat_in=8, threads=2).chosen()
-        assert chosen.parallel == (least == work)
-
-
-def test_arrays_of_torch_and_a_result_of_the_users():
-    x, w, out = torch.from_numpy(X), torch.from_numpy(W), torch.full((50, 16), torch.nan)
-    assert PLAN(x, w, out=out) is out
-    right(out.numpy())
-    assert isinstance(PLAN(x, w), torch.Tensor)
-
-
-def test_triples_in_any_order_with_values_of_each_run():
-    """int64 indices; elements that are alike add up."""
-    values = RNG.uniform(-1, 1, 300).astype("float32")
-    assert PLAIN.problem.idtype == "int64" and PLAIN.needs_values and PLAIN.arranges_values
-    summed = sparsetir.SparseTensor(TRIPLES, values, MASK.shape)
-    mask = np.zeros(MASK.shape, bool)
-    mask[tuple(summed.pattern.coords)] = True
-    right(PLAIN(X, W, values=values), summed.values, mask=mask)
-    x, w, values = (torch.from_numpy(x) for x in (X, W, values))
-    right(PLAIN(x, w, values=values), summed.values, mask=mask)
-
-
-def test_without_values():
-    pattern = RelationPattern.of(*MASK.nonzero(), MASK.shape)
-    sparsetir.plan("rgms", A, 16, feat_in=8, weighted=False)  # the kernel of UNWEIGHTED may be gone
-    before = sparsetir.compilations()
-    other = sparsetir.plan("rgms", pattern, 16, feat_in=8, weighted=False)
-    assert sparsetir.compilations() == before  # they share the kernel
-    for plan in (UNWEIGHTED, other):
-        assert "a" not in plan.kernel.signature.names and not plan.needs_values
-        right(plan(X, W), 1.0)
-
-
 def test_a_config_of_ones_own_and_other_types():
     config = TiledRelations.for_sizes(8, 16, ranges=3)
     plan = sparsetir.plan("rgms", A, 16, feat_in=8, config=config, dtype="float16",
@@ -91,16 +42,6 @@ def test_a_config_of_ones_own_and_other_types():
     assert result.dtype == "float32" and plan.config is config and plan.chosen_by == "user"
     right(result, a, x, w, atol=1e-3)
     assert "rgms_product" in plan.kernel.stages["I"].script()
-
-
-@pytest.mark.parametrize("shape", [(3, 50, 40), (2, 0, 40), (1, 5, 0)])
-def test_empty_patterns(shape):
-    """Features without a kernel get zeros from that of the others."""
-    coords = [np.zeros(0, "int32")] * 3
-    a = sparsetir.SparseTensor(coords, np.zeros(0, "float32"), shape)
-    plan = sparsetir.plan("rgms", a, 16, feat_in=8)
-    relations, m, n = shape
-    np.testing.assert_array_equal(plan(X[:n], W[:relations]), np.zeros((m, 16)))
 
 
 def test_candidates_begin_with_the_chosen_config():

@@ -21,7 +21,6 @@ from sparsetir.planning.sparse_plan import SparsePlan
 from sparsetir.reductions import SEMIRINGS
 from sparsetir.schedules.operators.registry import OF_MATRICES
 from sparsetir.schedules.operators.sparse_results import ELEMENTWISE
-from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.sparse_results import Assembled
 from sparsetir.tuning.case import SparseCase
 
@@ -82,23 +81,6 @@ def test_values_that_change(op: str) -> None:
     result = run(others[0].values, out=out)
     assert result.values is out
     same(result, by_method(op, others[0], b))
-
-
-@pytest.mark.parametrize("op", OF_MATRICES)
-@pytest.mark.default("mul", "minimum")
-def test_configs(op: str) -> None:
-    """Every config of the space, of two threads."""
-    a, b = matrix((200, 200), 0), matrix((200, 200), 1)
-    wanted = sparsetir.planning.plan.requested(op, a, b, threads=2)
-    configs = [config for _, config in wanted.space().points()]
-    assert configs[0] == wanted.chosen() and len(configs) > 3
-    candidates = sparsetir.plan_candidates(op, a, b, threads=2)
-    assert candidates[0] == configs[0] and set(candidates) <= set(configs)
-    for config in configs:
-        assert from_data(to_data(config)) == config
-        run = plan(op, a, b, threads=2, config=config)
-        for factor in (1, 2, 3):
-            same(run((factor * a).values), by_method(op, factor * a, b))
 
 
 @pytest.mark.parametrize("semiring", SEMIRINGS)
@@ -255,12 +237,6 @@ RUN(BOTH[: Q.nnz], out=BOTH[:NNZ])  # ValueError: 'out' shares memory with 'valu
 )
 
 
-def test_messages_keep_their_names() -> None:
-    a = matrix((9, 9), 0, "float32")
-    assert not isinstance(sparsetir.plan("add", a, 8), SparsePlan)
-    assert isinstance(sparsetir.plan("add", a, a.to_scipy()), SparsePlan)
-
-
 def test_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Plans of the same patterns take what a search found, and others do not."""
     install(monkeypatch)
@@ -311,14 +287,6 @@ def test_workers_know_integers(dtype: str) -> None:
         prepared = case.prepared(request.chosen())
         prepared.call()
         assert prepared.wrong() is None and case.expected.values.any()
-
-
-@pytest.mark.parametrize("op, stored", [("spgemm", 0), ("add", 0), ("kron", 12)])
-def test_workers_know_results_of_nothing_and_of_much(op: str, stored: int) -> None:
-    """Results keep what SciPy drops of the products of nearly full blocks."""
-    a = SparseMatrix(np.divmod(np.arange(stored), 4), (4, 4))
-    request = sparsetir.planning.plan.requested(op, a, a, threads=1)
-    assert SparseCase(request).prepared(request.chosen()).wrong() is None
 
 
 @pytest.mark.slow

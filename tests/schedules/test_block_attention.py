@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from tvm import tirx
 
-from cuda_runner import KernelError, requires_cuda_text
+from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, covering
@@ -23,7 +21,6 @@ from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_attention import program as edge_program
 from sparsetir.schedules.templates import block_attention as on_cpus
 from sparsetir.schedules.templates.block_attention import BlockTiles
-from sparsetir.sparse_ir.nodes import nodes_of
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
@@ -194,19 +191,6 @@ def test_attention_and_gradients(name):
     backward(mask, shape)
 
 
-@pytest.mark.parametrize("keys", [None, False, True])
-def test_two_blocks_of_threads_fit_on_a_multiprocessor(keys):
-    """On an A100, rows that are held in registers lie where last stages of others will be."""
-    backward, sizes = block_attention_backward, (64, 128, 128, "float16")
-    program = block_attention.program(block_attention.BlockAttention(*sizes))
-    if keys is not None:
-        program = backward.program(backward.BlockAttentionBackward(*sizes, keys))
-    func = lower(program, apply, DEFAULT, CUDA)["II scheduled"]
-    buffers = [x.buffer for x in nodes_of(tirx.AllocBuffer, func.body)]
-    (size,) = [int(b.ty.shape[0]) for b in buffers if b.ty.storage_scope == "shared.dyn"]
-    assert 2 * (2 * size + 1024) <= 164 * 1024
-
-
 SIZES = {
     "block": [16, 32, 64], "feat": [16, 48, 64, 128], "width": [16, 64, 128],
     "dtype": [*CORES], "name": ["scattered", "partial", "band", "none"],
@@ -240,22 +224,6 @@ def test_warpgroups(name, shape, stages):
     mask, config = rows_of_blocks(shape.block)[name], WarpgroupTiles(stages)
     forward(mask, shape, config)
     backward(mask, shape, config)
-
-
-ORDERS = {
-    "fence.proxy.async.shared::cta;": "wrote that has no fence.proxy.async since",
-    "wgmma.fence.sync.aligned;": "was used after the last wgmma.fence",
-    "wgmma.wait_group.sync.aligned 0;": "which a wgmma uses that is not waited for",
-}
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("order", ORDERS)
-def test_warpgroups_need_each_order(order, monkeypatch):
-    edited = partial(CudaStages, edit=lambda text: text.replace(order, ""))
-    monkeypatch.setitem(globals(), "CudaStages", edited)
-    with pytest.raises(KernelError, match=ORDERS[order]):
-        forward(rows_of_blocks(64)["scattered"], Shape(64, 64, 64), WarpgroupTiles())
 
 
 def scheduled(

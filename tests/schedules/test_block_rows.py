@@ -11,8 +11,6 @@ from pairs import by_default, by_turns
 from small import small
 from sparsetir.formats import BSR
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.passes.vectorize_innermost import FAR
-from sparsetir.schedules.targets import l2_bytes
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 
@@ -97,60 +95,3 @@ def test_blocks_that_stick_out(size: int) -> None:
         kernel(**arguments, b=b, out=out[:37])
         np.testing.assert_allclose(out[:37], matrix @ b, rtol=1e-4, atol=1e-5)
         assert (out[37] == 7).all()
-
-
-@pytest.mark.parametrize(
-    ("rows", "cols", "dtype"), [(4, 4, "float32"), (8, 6, "float16"), (3, 5, "float64")]
-)
-@pytest.mark.default("8-6-float16")
-def test_panels_of_blocks(rows: int, cols: int, dtype: str) -> None:
-    """Each row of B is read often; the last tile of features overlaps the one before, or not."""
-    rng = np.random.default_rng(0)
-    blocks_of = sp.random_array((90 // rows, 20), density=0.6, rng=rng, format="csr")
-    stored = rng.integers(-3, 4, (blocks_of.nnz, rows, cols)).astype(dtype)
-    func = decomposed.program(Spmm(dtype=dtype), Decomposed(BSR(rows, cols), True))
-    kernel, tag = sparsetir.build(func), f"bsr_{rows}_{cols}"
-    assert 'sblock("panels")' in kernel.stages["II scheduled"].script()
-    m, n = blocks_of.shape[0] * rows, 20 * cols
-    dense = sp.bsr_array(
-        (stored.astype("float64"), blocks_of.indices, blocks_of.indptr), shape=(m, n)
-    )
-    for feat in (32, 33, 64, 100, 128):
-        b, out = rng.integers(-3, 4, (n, feat)).astype(dtype), np.empty((m, feat), dtype)
-        kernel(
-            b=b, out=out, m=m, n=n, feat=feat,
-            **{
-                f"a_{tag}": stored, f"indptr_jo_{tag}": blocks_of.indptr.astype("int32"),
-                f"indices_jo_{tag}": blocks_of.indices.astype("int32"),
-                f"n_io_{tag}": m // rows, f"n_jo_{tag}": 20,
-            },
-        )  # fmt: skip
-        np.testing.assert_array_equal(out, dense @ b.astype("float64"))
-
-
-def test_rows_are_summed_up_together() -> None:
-    func = small(
-        "f", PLAIN.format(dtype="float32"), AXES.format(rows=8, cols=4),
-        A="IO JO II JI", B="NO JI K", C="IO II K",
-    )  # fmt: skip
-    text = sparsetir.lower(func, target="llvm")["II scheduled"].script()
-    assert "acc_31[" in text and "acc_32[" not in text  # four of eight rows, by eight vectors
-
-
-def test_rows_that_no_cache_holds_are_read_in_longer_pieces() -> None:
-    """The same sums on both sides of the choice."""
-    rows, cols, feat, count = 4, 8, 160, 1500
-    func = small(
-        "f", PLAIN.format(dtype="float32"), AXES.format(rows=rows, cols=cols),
-        A="IO JO II JI", B="NO JI K", C="IO II K",
-    )  # fmt: skip
-    kernel, rng = sparsetir.build(func), np.random.default_rng(0)
-    far = FAR * l2_bytes() // (cols * feat * 4) + 1
-    for blocks_of_b in (far, count):
-        indices = rng.integers(0, blocks_of_b, 3 * 6).reshape(6, 3)
-        indices = np.sort(indices, axis=1).astype("int32")
-        b = rng.random((blocks_of_b, cols, feat), dtype="float32")
-        a, out = rng.random((18, rows, cols), dtype="float32"), np.empty((6, rows, feat), "float32")
-        kernel(a=a, b=b, c=out, indptr=np.arange(0, 19, 3, dtype="int32"), indices=indices.ravel())
-        expected = np.einsum("srab,srbk->sak", a.reshape(6, 3, rows, cols), b[indices])
-        np.testing.assert_allclose(out, expected, rtol=1e-5)

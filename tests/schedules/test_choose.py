@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm
-from hypothesis import strategies as st
 
 import sparsetir
-from drawing import examples
 from sparsetir.formats import BSR
 from sparsetir.planning.plan import requested
 from sparsetir.schedules.gpu.spmm import RowSplit
@@ -244,14 +242,6 @@ def test_as_a_cache_that_forgets_what_was_used_longest_ago(name, rows):
     assert abs(misses - exact(columns, rows)) < ROUNDED + 0.05
 
 
-def test_a_sample_of_a_large_pattern():
-    large = RNG.integers(0, 50_000, 2_000_000, dtype="int32")
-    assert Locality.of(large).missed(1024) > 0.9
-    near = (np.arange(2_000_000) // 20 + RNG.integers(0, 50, 2_000_000)).astype("int64")
-    assert Locality.of(near).missed(1024) < 0.15 < 0.8 < Locality.of(near).missed(8)
-    assert Locality.of(near) == Locality.of(near) and hash(Locality.of(near))
-
-
 @pytest.mark.parametrize("size", [FEW, 100_000, 1_000_000])
 def test_reuse_distances(size):
     """A cache of so many rows misses about so many uses; one of a quarter misses more."""
@@ -266,34 +256,6 @@ def test_reuse_distances(size):
         assert locality.missed(4 * rows) <= MISSED + 0.1 and locality.missed(rows // 4) > MISSED
     assert reuse_distance(np.zeros(size, "int32")) <= 1
     assert reuse_distance(RNG.integers(0, 10**6, size)) == size
-
-
-@pytest.mark.parametrize("size", [1 << 13, 12_000, FEW - 1])
-def test_reuse_distances_of_small_patterns(size):
-    """A band is seen in a short sample; the rest is a guess."""
-    band = (np.arange(size) // 40 + RNG.integers(0, 60, size)).astype("int32")
-    assert 40 < reuse_distance(band) < 100 < size // 8
-    assert reuse_distance(RNG.integers(0, 10**6, size)) == size // 8
-
-
-@examples(
-    40, 500, columns=st.lists(st.integers(0, 9), max_size=60),
-    repeats=st.sampled_from([1, 1000, FEW]),
-)  # fmt: skip
-def test_reuse_distances_of_any_pattern(columns, repeats):
-    repeated = np.tile(np.array(columns, "int32"), repeats)
-    assert 0 <= reuse_distance(repeated) <= len(repeated)
-    assert reuse_distance(repeated) <= len(set(columns)) or len(repeated) < FEW
-
-
-@examples(
-    40, 500, columns=st.lists(st.integers(0, 9), min_size=1, max_size=60),
-    rows=st.integers(0, 1 << 20),
-)  # fmt: skip
-def test_any_pattern_has_a_share(columns, rows):
-    locality = Locality.of(np.array(columns, "int32"))
-    assert 0 <= locality.missed(rows) <= 1
-    assert list(locality.misses) == sorted(locality.misses, reverse=True)
 
 
 def test_what_fits_is_not_missed():

@@ -1,7 +1,5 @@
 """SpMM over formats of the library, against scipy, on patterns that are easy to get wrong."""
 
-import importlib
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -60,23 +58,6 @@ def test_default_schedule(fmt):
     assert sparsetir.compilations() - before <= 1
 
 
-@pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
-@pytest.mark.parametrize("feat", [29, 64])
-@pytest.mark.default("29-csr", "64-coo")
-def test_features_that_tiles_do_and_do_not_divide(fmt, feat):
-    check(Decomposed(fmt), feat)
-
-
-def test_filled_blocks_have_no_mask():
-    blocks = np.kron(np.random.default_rng(0).random((4, 5)) < 0.5, np.ones((2, 3), bool))
-    config = Decomposed(BSR(2, 3), filled=True)
-    blocks = sp.csr_array(blocks.astype("float32"))
-    plan = check_spmm(blocks, config, 16)
-    assert not any("mask" in name for name in plan.kernel.signature.names)
-    assert plan.padding == 0
-    check_spmm(blocks, config, 3)
-
-
 NARROW = [(dtype, fmt) for dtype in ("float16", "bfloat16") for fmt in FORMATS]
 
 
@@ -96,13 +77,6 @@ def test_terms_that_16_bits_would_lose(fmt, dtype):
     kind = getattr(torch, dtype)
     out = run(torch.ones(5000, 16, dtype=kind), values=torch.ones(5000, dtype=kind))
     assert (out == torch.tensor(5000.0).to(out.dtype)).all()
-
-
-def test_vectors():
-    matrix = ZOO["random"].astype("float64")
-    x = np.random.default_rng(0).random(matrix.shape[1])
-    run = sparsetir.plan("spmv", matrix, config=Decomposed(ELL()))
-    np.testing.assert_allclose(run(x), matrix @ x)
 
 
 def test_too_much_padding_is_refused_before_converting(monkeypatch):
@@ -125,12 +99,3 @@ def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
     for name in ("empty rows", "one dense row"):
         matrix = pattern_of(MASKS[name], "int32")
         run_spmm(problem, config, matrix, 12, as_cuda=as_cuda, template=decomposed)
-
-
-@pytest.mark.parametrize("fmt", by_turns(FORMATS, 3), ids=lambda f: f.name)
-@pytest.mark.default("csr", "coo")
-def test_doubles_and_long_offsets(fmt, monkeypatch):
-    monkeypatch.setattr(
-        importlib.import_module("sparsetir.planning.request"), "idtype_for", lambda *_: "int64"
-    )
-    assert check(Decomposed(fmt), 24, "float64").problem.idtype == "int64"

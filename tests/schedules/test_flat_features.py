@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 import sparsetir
-from cuda_runner import requires_cuda_text, run_cuda
 from programs import copied
 from small import arguments_of, small
 from sparsetir.schedules.passes.flat_features import flat_features
-from sparsetir.schedules.passes.normal_form import normal_form
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 AXES = "H = T.dense_fixed(heads)\nG = T.dense_fixed(2)"
@@ -61,25 +59,6 @@ FLAT: dict[str, Any] = {
         NESTED, {"X": "N H K", "OUT": "I H K"}, [["I"], ["H_K"], ["J", "H_K"], ["H_K"]],
     ),
 }  # fmt: skip
-STAY = {
-    "an operand over one of both": (PRODUCT.replace("A[i, j]", "Y[h]"), {"Y": "H"}),
-    "an operand in another order": (PRODUCT.replace("X[j, h, k]", "X[j, k, h]"), {"X": "N K H"}),
-    "a coordinate as a value": (PRODUCT.replace("A[i, j]", "(A[i, j] + T.float32(h))"), {}),
-    "a condition": (PRODUCT.replace("+ A[i, j]", "+ T.Select(h < k, A[i, j], T.float32(2.0))"), {}),
-    "another element": (PRODUCT.replace("X[j, h, k]", "X[j, h, 0]"), {}),
-    "terms in another order": (
-        SAMPLED.replace("[I, J, H, K]", "[I, J, K, H]").replace("[i, j, h, k]:", "[i, j, k, h]:"),
-        {"Y": "I H K", "OUT": "I J"},
-    ),
-    "a loop between": (
-        PRODUCT.replace("[I, J, H, K]", "[I, H, J, K]").replace("[i, j, h, k]:", "[i, h, j, k]:")
-        .replace("SRSS", "SSRS"), {},
-    ),
-    "no sparse axis": (
-        "with T.sp_iter([I, H, K], 'SSS', 'f') as [i, h, k]:\n    OUT[i, h, k] = X[i, h, k]",
-        {"X": "I H K"},
-    ),
-}  # fmt: skip
 
 
 def program(body: str, buffers: dict[str, str]) -> Any:
@@ -112,29 +91,6 @@ def test_one_axis(name: str) -> None:
         np.testing.assert_array_equal(args["out"], expected["out"])
 
 
-@requires_cuda_text
-def test_lanes_of_a_gpu_share_heads() -> None:
-    func = program(PRODUCT, {})
-    stages = sparsetir.lower(func, target={"kind": "cuda", "arch": "sm_90"})
-    assert loops(stages["I"]) == [["I", "J", "H_K"]]
-    args = arguments(func, 3, 5)
-    expected = copied(args)
-    sparsetir.interpret(func, expected)
-    params = {
-        str(p.name): n
-        for p, n in zip(stages["III"].params, [str(p.name) for p in func.params], strict=True)
-    }
-    result = run_cuda(stages["III"], {p: args[n] for p, n in params.items()})
-    (out,) = (p for p, n in params.items() if n == "out")
-    np.testing.assert_array_equal(result[out].ravel(), expected["out"].ravel())
-
-
-@pytest.mark.parametrize("name", STAY)
-def test_axes_stay(name: str) -> None:
-    func = program(*STAY[name])
-    assert loops(flat_features(func)) == loops(func)
-
-
 def test_one_axis_has_coordinates_for_the_product() -> None:
     """A product of open lengths may pass 32 bits, and so may one with an axis of 64."""
     fixed = "H = T.dense_fixed(8)\nK = T.dense_fixed({})"
@@ -145,28 +101,3 @@ def test_one_axis_has_coordinates_for_the_product() -> None:
     ):
         func = small("f", PRODUCT, axes, A="I J", X="N H K", OUT="I H K")
         assert flat_features(func).axis("H_K").idtype == idtype
-
-
-def test_shapes_are_those_of_the_program() -> None:
-    func = program(PRODUCT, {})
-    kernel, args = sparsetir.build(func), arguments(func, 3, 5)
-    args["x"] = args["x"].reshape(20, 15)
-    with pytest.raises(ValueError, match=r"argument 'x': expected shape \(20, 3, 5\)"):
-        kernel(**args)
-    implied = {n: a for n, a in arguments(func, 3, 5).items() if n not in ("heads", "feat")}
-    kernel(**implied)
-
-
-def test_heads_with_features_of_their_own_are_outside_of_rows() -> None:
-    """Each sum of a head is in registers, unless heads share rows of features."""
-    func = program(PRODUCT.replace("A[i, j]", "Y[j, h]"), {"Y": "N H"})
-    assert loops(normal_form(func)) == [["I", "H", "J", "K"]]
-    shared = program(
-        PRODUCT.replace("A[i, j] * X[j, h, k]", "Y[j, h] * X[j, k]"), {"X": "N K", "Y": "N H"}
-    )
-    assert loops(normal_form(shared)) == loops(shared)
-    args = arguments(func, 3, 17)
-    expected = copied(args)
-    sparsetir.interpret(func, expected)
-    sparsetir.build(func)(**args)
-    np.testing.assert_array_equal(args["out"], expected["out"])

@@ -13,11 +13,9 @@ import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CUDA, CudaStages
 from refusals import in_order
-from rgms_common import MASKS, arguments, exact
 from schedule_common import table
 from small import small, text_of
-from sparsetir.formats import Hyb, Operand, Pattern, RelationalHyb
-from sparsetir.schedules.operators import rgms
+from sparsetir.formats import Hyb, Operand
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.sparse_ir.legal import parallelizable
 from sparsetir.sparse_ir.races import FREE
@@ -90,47 +88,6 @@ def test_sddmm_over_ten_buckets() -> None:
     out = run({**args, "o": np.full(matrix.nnz, np.nan, "float32")})
     exact = np.einsum("ek,ek->e", x[matrix.nonzero()[0]], y[matrix.indices])
     np.testing.assert_allclose(out["o"], exact, rtol=1e-4, atol=1e-4)
-
-
-@requires_cuda_text
-def test_relations_in_tiles_of_rows() -> None:
-    """Visits of a part that add to the same rows meet by atomics, too."""
-    func = rgms.program(rgms.Rgms())
-    mask, rng = MASKS["mixed"], np.random.default_rng(2)
-    args = arguments(rng, mask, 3, 9)
-    operand = Operand.of(func, "A")
-    converted = RelationalHyb(2, 8).convert(Pattern(np.nonzero(mask), mask.shape), operand)
-    _, func = sparsetir.extract_preprocess(converted.decompose(func))
-
-    def schedule(sch: sparsetir.Schedule) -> None:
-        for n in range(3):
-            it = sch.get_sparse_iteration(f"rgms_relational_hyb_2_8_b{n}")
-            sch.parallelize(sch.get_sp_iters(it)[:2], "block", race="atomics")
-        sparsetir.horizontal_fuse(sch)
-
-    for with_schedule in (sparsetir.horizontal_fuse, schedule):
-        run = CudaStages(func, with_schedule)
-        assert (launches(func), count_launches(run.stages["II scheduled"])) == (4, 2)
-        sizes = {"feat_in": 3, "feat": 9, "relations": len(mask)}
-        out = run({**args, **converted.arguments(A=args["a"]), **sizes})
-        np.testing.assert_allclose(out["out"], exact(mask, args), rtol=1e-4, atol=1e-4)
-
-
-def test_parts_by_name_and_schedules_before() -> None:
-    """Handles and names choose parts; what stage I has bound stays so."""
-    func, _ = decomposed(SPMM, "A", Hyb(1, 3))
-    names = [f"spmm_hyb_1_3_p0_b{b}" for b in range(4)]
-    for parts, count in ((names, 2), (names[1:3], 4), (names[:1], 5)):
-        sch = sparsetir.Schedule(func)
-        sparsetir.horizontal_fuse(sch, [sch.get_sparse_iteration(parts[0]), *parts[1:]])
-        assert launches(sch) == count
-    sch = sparsetir.Schedule(func)
-    for name in names:
-        root, rows, *_ = sch.get_sp_iters(sch.get_sparse_iteration(name))
-        sch.parallelize([root, rows], "block", race="atomics")
-    sch.lower()
-    sparsetir.horizontal_fuse(sch, independent=["C"])
-    assert launches(sch) == 2
 
 
 def test_a_lowered_schedule_says_which_parts_it_leaves() -> None:

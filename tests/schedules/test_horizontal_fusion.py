@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import numpy as np
 import pytest
 import tvm
@@ -12,33 +9,12 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script import tirx as TIR
 
-import sparsetir
-from cuda_runner import CudaFunction, requires_cuda_text
-from gpu_runner import OpenCLFunction, cuda_source, nvcc_compile, requires_nvcc, requires_opencl
+from gpu_runner import OpenCLFunction, requires_opencl
 from schedule_common import says, table
-from small import small
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
-
-RUNNERS = [
-    pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
-    pytest.param(CudaFunction, marks=requires_cuda_text, id="CUDA"),
-]
-
-
-def run(function: OpenCLFunction, args: list[Any]) -> list[Any]:
-    """The arguments, by position, after a run."""
-    names = [p.name for p in function._params]
-    out = function(dict(zip(names, args, strict=True)))
-    return [out.get(name, value) for name, value in zip(names, args)]
-
-
-def kernels(text: str) -> int:
-    """Number of kernels in a CUDA text."""
-    return len(set(re.findall(r"__global__ void.*?(\w+_kernel\w*)\(", text)))
-
 
 # --- three nests of different shapes ------------------------------------------------------------
 
@@ -84,33 +60,6 @@ def test_golden() -> None:
     assert tvm_ffi.structural_hash(three) == before
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
-def test_nests_of_different_shapes(kind: Any) -> None:
-    fused = kind(horizontal_fuse(three))
-    for m, n, w in [(5, 3, 2), (9, 0, 4), (0, 2, 3), (4, 3, 0), (0, 0, 0)]:
-        x = np.random.default_rng(m).random((m, 32), "float32")
-        args = [x, np.zeros_like(x), np.zeros((n * w, 8), "float32"), np.zeros(m, "float32")]
-        out = run(fused, [*args, m, n, w])
-        i, j, k = np.indices((n, w, 8))
-        np.testing.assert_array_equal(out[1], x + 1)
-        np.testing.assert_array_equal(out[2].reshape(n, w, 8), i * 100 + j * 10 + k)
-        np.testing.assert_allclose(out[3], x.sum(axis=1), rtol=1e-5)
-        # Nothing to do is one block that does nothing: CUDA refuses to launch none.
-        grid = max(1, m + n * w + (m + 3) // 4)
-        assert fused.launches == [("three_kernel", (grid, 1, 1), (32, 4, 1))]
-
-
-def test_some_nests_only() -> None:
-    """The fused nest stands where the first of them stood; the others stay."""
-    fused = horizontal_fuse(three, ["total", "left"])
-    assert (count_launches(three), count_launches(fused)) == (3, 2)
-    first, second = fused.body.block.body.seq
-    names = [re.findall(r'T.sblock\("(\w+)"\)', part.script()) for part in (first, second)]
-    assert names == [["left_nest", "left", "total_nest", "total"], ["right"]]
-    assert kernels(cuda_source(fused)) == 2
-    assert tvm_ffi.structural_equal(horizontal_fuse(three, ["left"]), three)
-
-
 # --- nests whose threads work together ----------------------------------------------------------
 
 
@@ -147,28 +96,6 @@ def together(
                 with TIR.sblock("plain"):
                     vi, vk = TIR.axis.remap("SS", [i, k])
                     PLAIN[vi, vk] = TIR.float32(2)
-
-
-@pytest.mark.parametrize("kind", RUNNERS)
-def test_shared_memory_and_reductions_over_threads(kind: Any) -> None:
-    fused = kind(horizontal_fuse(together))
-    for m, n in [(3, 2), (4, 0), (0, 3), (0, 0)]:
-        x = np.random.default_rng(m).random((m, 64), "float32")
-        args = [x, np.zeros_like(x), np.zeros(m, "float32"), np.zeros((n, 64), "float32"), m, n]
-        _, back, total, plain, *_ = run(fused, args)
-        np.testing.assert_array_equal(back, x[:, ::-1])
-        np.testing.assert_allclose(total, x.sum(axis=1), rtol=1e-5)
-        np.testing.assert_array_equal(plain, np.full((n, 64), 2))
-        assert fused.launches == [("together_kernel", (max(1, 2 * m + n), 1, 1), (64, 1, 1))]
-
-
-@requires_nvcc
-@pytest.mark.parametrize("func", [three, together], ids=["branches", "loops"])
-@pytest.mark.default("branches")
-def test_compiles_for_a_gpu(func: tirx.PrimFunc) -> None:
-    text = cuda_source(horizontal_fuse(func), "sm_90")
-    assert kernels(text) == 1
-    assert nvcc_compile(text, "sm_90")
 
 
 # --- which nests are fused -----------------------------------------------------------------------
@@ -324,25 +251,12 @@ def test_what_the_caller_vouches_for() -> None:
     assert count_launches(horizontal_fuse(func, ["init", "one", "two"], independent=["X"])) == 1
 
 
-def test_launches() -> None:
-    assert count_launches(nests(ONE, HOST, TWO)) == 2
-    assert count_launches(nests(HOST)) == 0
-    assert count_launches(nests(HOST_LOOP)) == 1
-
-
 def test_memory_under_two_names_keeps_nests_apart() -> None:
     func = nests(
         nest("one", "Y[vi, vk] = X[vi, vk]"), nest("two", "Z[vi, vk] = V[(m - 1 - vi) * 8 + vk]"),
         allocate="V = T.decl_buffer((m * 8,), 'float32', data=Y.data)",
     )  # fmt: skip
     assert count_launches(horizontal_fuse(func)) == 2
-
-
-def test_atomic_additions_have_no_order_but_their_init_comes_before() -> None:
-    adding = [nest(name, ATOMIC.format("X[vi, vk]")) for name in ("two", "three")]
-    func = nests(ONE, *adding)
-    assert count_launches(horizontal_fuse(func)) == 2
-    assert count_launches(horizontal_fuse(func, independent=["X"])) == 2
 
 
 def test_a_limit_of_threads() -> None:
@@ -364,26 +278,4 @@ def test_loops_of_different_types() -> None:
         out = function(values)
         x, y = out["X"], out["Y"]
         assert (x == 1).all() and (y[:, :4] == 2).all() and (y[:, 4:] == 0).all()
-        assert len(function.launches) == 1
-
-
-@requires_opencl
-def test_nests_without_blocks() -> None:
-    """Nests of stage III."""
-    func = small("two", """
-with T.sp_iter([I], "S", "first") as [i]:
-    A[i] = 2.0 * C[i]
-with T.sp_iter([I, K], "SS", "second") as [i, k]:
-    B[i, k] = 3.0 * C[i]
-""", A="I", B="I K", C="I")  # fmt: skip
-    scheduled = sparsetir.default_schedule(
-        sparsetir.lower_sparse_iter(func), tvm.target.Target("opencl")
-    )
-    function = OpenCLFunction(horizontal_fuse(sparsetir.lower_sparse_buffer(scheduled)))
-    for m, feat in ((5, 7), (3, 40), (0, 3)):
-        c = np.arange(m, dtype="float32")
-        args = [np.zeros(m, "float32"), np.zeros(m * feat, "float32"), c, m, feat]
-        a, b, *_ = run(function, args)
-        np.testing.assert_array_equal(a, 2 * c)
-        np.testing.assert_array_equal(b.reshape(m, feat), np.tile(3 * c[:, None], feat))
         assert len(function.launches) == 1

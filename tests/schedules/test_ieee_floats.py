@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 import tvm
 
 import gpu_runner
@@ -204,21 +203,6 @@ with T.sp_iter([I], "S", "f") as [i]:
     np.testing.assert_allclose(out.pop("e"), wanted["e"], 1e-6)
     for name, result in out.items():
         equal(result, wanted[name], ..., name)
-
-
-def test_bfloat16_that_is_added_to() -> None:
-    """Registers begin with what the result holds, and go on in float32."""
-    func = small("more", """
-with T.sp_iter([I, J, K], "SRS", "more") as [i, j, k]:
-    C[i, k] = C[i, k] + A[i, j] * B[j, k]
-""", A="I J bfloat16", B="N K bfloat16", C="I K bfloat16")  # fmt: skip
-    a = sp.random_array((7, 9), density=0.4, format="csr", rng=0, dtype="float32")
-    rng = np.random.default_rng(0)
-    data, b, c = (x.astype("bfloat16") for x in (a.data, rng.random((9, 19)), rng.random((7, 19))))
-    a.data, wanted = data.astype("float32"), c.astype("float32")
-    wanted = wanted + a @ b.astype("float32")
-    sparsetir.build(func)(data, b, c, a.indptr, a.indices)
-    np.testing.assert_allclose(c.astype("float32"), wanted, rtol=2**-8)
 
 
 def test_exponentials_that_are_stored_in_bfloat16() -> None:

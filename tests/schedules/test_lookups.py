@@ -13,7 +13,7 @@ from refusals import refusals
 from small import making
 from sparsetir.schedules.passes.lookups import lookups
 from sparsetir.schedules.passes.partial_sums import partial_sums
-from sparsetir.sparse_ir.nodes import SparseFunc, names_inside, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc
 
 AXES = """
 J = T.sparse_variable(I, (n, g_nnz), (g_ptr, g_idx))
@@ -118,25 +118,6 @@ def test_default_of_intersections(
     sparsetir.interpret(func, expected)
     sparsetir.build(func)(**mine)
     np.testing.assert_allclose(mine["out"], expected["out"], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", BODIES)
-def test_programs_of_both_forms(name: str, threads: int) -> None:
-    """The interpreter gives the same for both; tables are per part where threads are."""
-    func = program(name)
-    both = lookups(func, threads)
-    assert both is not None
-    args = arguments(func, (40, 30, 50), 0.2, "int32", False)
-    results = []
-    for form in (func, both.merged, both.located):
-        mine = copied(args)
-        sparsetir.build(sparsetir.lower_sparse_iter(form))(**mine)
-        results.append(mine["out"])
-    for result in results[1:]:
-        np.testing.assert_allclose(result, results[0], rtol=1e-5)
-    around = [it for it in sparse_iterations(both.located) if "K1_clear" in names_inside(it)]
-    assert len(around) == threads - 1
 
 
 def test_located_by_hand() -> None:

@@ -173,20 +173,6 @@ NEON = MatrixTiles(BSR(32, 32), 8, "neon", blocks=3)
 AVX512 = MatrixTiles(BSR(32, 32), 32, "avx512", blocks=3)
 
 
-def test_no_blocks_at_all():
-    kernel = kernel_for(CONFIG)
-    assert not check(kernel, np.zeros((70, 50)), CONFIG, 40).any()
-    assert kernel.counts["products"] == 0
-
-
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_infinities_and_nan_stay_where_they_are_read(value):
-    matrix = blocked((100, 90), 32, 32)
-    read = np.nonzero(matrix.any(axis=0))[0][0]
-    result = check(kernel_for(CONFIG), matrix, CONFIG, 40, fill=((read, 3), value))
-    assert not np.isfinite(result[:, 3]).all() and np.isfinite(result[:, :3]).all()
-
-
 def test_places_of_a_block_without_an_element():
     """Empty places are zeros: their products with finite numbers are zero, with others NaN."""
     matrix = blocked((64, 64), 32, 32, fill=1)
@@ -217,13 +203,6 @@ def test_each_worker_configures_its_tiles():
         arrays["out"].numpy().astype("float64"), wanted, rtol=ROUNDED, atol=1e-5
     )
     assert kernel.counts["configurations"] == kernel.counts["releases"] == 7
-
-
-def test_one_thread():
-    config = replace(CONFIG, parallel=False)
-    kernel = kernel_for(config)
-    check(kernel, blocked((100, 90), 32, 32), config, 40)
-    assert kernel.counts["configurations"] == kernel.counts["releases"] == 1
 
 
 def test_b_that_the_caller_brings_in_tiles():

@@ -18,10 +18,8 @@ from programs import PROGRAMS
 from small import small
 from sparsetir.machine import assume, this_machine
 from sparsetir.schedules.multiversion import PACK_DEGREE, PANELS, WORK_OF_THREADS
-from sparsetir.schedules.operators import edge_softmax, spmm
-from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators import edge_softmax
 from sparsetir.schedules.targets import l3_bytes
-from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 VERSIONS = (
     "panels", "wide", "narrow", "rows", "small", "more", "up_to_1", "up_to_64", "above_64"
@@ -76,37 +74,6 @@ def test_panels_of_each_width(dtype):
         check(built, 60, 50, 50 * PACK_DEGREE, feat, dtype)
 
 
-def test_panels_round_a_narrow_result_once():
-    """Not at each element, where terms are of a wider type."""
-    built, rng = sparsetir.build(spmm.program(Spmm(dtype="float16"))), np.random.default_rng(0)
-    assert "panels" in versions_of(built)
-    a = sp.random_array((60, 300), density=0.5, format="csr", dtype="float32", rng=rng)
-    values, b = a.data.astype("float16"), rng.random((300, 128)).astype("float16")
-    out, indices = np.empty((60, 128), "float16"), {"indptr": a.indptr, "indices": a.indices}
-    built(a=values, b=b, out=out, m=60, n=300, nnz=a.nnz, feat=128, **indices)
-    exact = sp.csr_array((values.astype("float64"), a.indices, a.indptr)) @ b.astype("float64")
-    np.testing.assert_allclose(out, exact, rtol=2**-11)
-
-
-def test_panels_of_constant_slots():
-    """Some of which are empty."""
-    func = small("ell", """
-with T.sp_iter([I, J, K], "SRS", "ell") as [i, j, k]:
-    with T.init():
-        OUT[i, k] = T.float32(0)
-    OUT[i, k] = OUT[i, k] + A[i, j] * X[j, k]
-""", "J = T.sparse_fixed(I, (n, slots), indices)", A="I J", X="N K", OUT="I K")  # fmt: skip
-    built, rng = sparsetir.build(func), np.random.default_rng(0)
-    assert "panels" in versions_of(built)
-    indices = np.sort(np.argsort(rng.random((50, 40)), axis=1)[:, :30]).astype("int32")
-    indices[::3, -1] = -1
-    a, x = rng.random((50, 30), dtype="float32"), rng.random((40, 128), dtype="float32")
-    out = np.empty((50, 128), "float32")
-    built(a=a, x=x, out=out, indices=indices)
-    exact = np.einsum("ij,ijk->ik", np.where(indices < 0, 0, a), x[indices])
-    np.testing.assert_allclose(out, exact, rtol=1e-5)
-
-
 def test_wide_panels_are_for_rows_that_stay_in_a_cache():
     """The kernel's own condition decides: all rows of B, or those between two uses of one."""
     script = kernel().stages["II scheduled"].script()
@@ -121,11 +88,6 @@ def test_results_where_the_work_is_for_threads(feat):
     """Narrow ones, as small as one thread takes and larger."""
     for nnz in (WORK_OF_THREADS // feat - 1, WORK_OF_THREADS // feat + 1):
         check(kernel(), 300, 1000, nnz, feat)
-
-
-def test_results_where_rows_are_asked_for_ahead():
-    """The gathered matrix is larger than any L2 cache; the last rows have no rows ahead."""
-    check(kernel(), 40, 40_000, 300, 200)
 
 
 def reuse_of(matrix):
@@ -167,23 +129,6 @@ def test_known_sizes_choose_when_it_is_built():
     built = sparsetir.build(spmm_of_64())
     assert versions_of(built) == ()
     check(built, 60, 50, 50 * PACK_DEGREE, 64)
-
-
-@pytest.mark.parametrize("marked", ["i", "j", "k"])
-def test_a_schedule_that_is_begun_is_gone_on_with(marked):
-    """The author's annotations of a loop stay, and the default schedule does the rest."""
-
-    def begun(sch):
-        i, j, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
-        if marked == "j":
-            sch.parallelize(j, race="ignore")
-        else:
-            sch.parallelize(k if marked == "k" else i)
-
-    built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"), schedule=begun)
-    assert "T.parallel(" in built.stages["III"].script()
-    if marked != "j":
-        check(built, 60, 50, 600, 64)
 
 
 # -- sums over features for each element ------------------------------------------------------
@@ -231,25 +176,6 @@ def test_features_that_come_first_are_brought_behind_the_elements():
     check_sampled(built, ZOO["random"], 33)
 
 
-@pytest.mark.parametrize("case", [c for c in ZOO if c not in ("no rows", "no columns")])
-@pytest.mark.parametrize("dtype", by_default(["float32", "float64"], "float32"))
-def test_sampled_products_of_matrices_that_divide_nothing(case, dtype):
-    for feat in (5, 32, 45):
-        check_sampled(sampled(dtype=dtype), ZOO[case], feat, dtype)
-
-
-def test_sampled_products_in_parts_of_the_columns():
-    """Rows of Y that no cache holds are read in parts, in the order of columns."""
-    matrix = sp.random_array((40, 2000), density=0.2, format="csr", dtype="float32", rng=0)
-    built = sampled()
-    how = built.computed["parts"]
-    sizes = {"m": 40, "n": 2000, "nnz": matrix.nnz, "feat": 300}
-    machine = {k: v for k, v in how.items() if k in ("itemsize", "cache", "shared")}
-    assert set(how) == {"recipe", *sizes, *machine}
-    assert RECIPES[how["recipe"]](**sizes, **machine) > 1
-    check_sampled(built, matrix, 300)
-
-
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
 def test_sampled_products_of_few_elements(count):
     """Fewer elements than a group, and groups the last of which begins earlier."""
@@ -257,29 +183,6 @@ def test_sampled_products_of_few_elements(count):
     matrix = sp.csr_array((np.ones(count, "float32"), (places // 4, places)), shape=(5, 20))
     for feat in (3, 4, 6, 8, 33, 150):
         check_sampled(sampled(), matrix, feat)
-
-
-def test_a_plain_sddmm_is_called_as_before():
-    built = sampled()
-    *computed, one, other = built.computed
-    assert computed == ["parts", "i_j_order", "i_at", "j_at"]
-    assert {one, other} == {"I_at_reuse", "J_at_reuse"}
-    names = [str(p.name) for p in PROGRAMS["sddmm_fused"].make("float32", "int32").params]
-    assert built.signature.names == names
-
-
-def test_sampled_products_of_a_known_size_have_one_version():
-    text = PROGRAMS["sddmm_fused"].make("float32", "int32").script()
-    text = text.replace("dense_fixed(feat", "dense_fixed(40").replace(", feat: T.int32", "")
-    built = sparsetir.build(sparsetir.from_source(text))
-    assert '"not_tiles"' not in built.stages["II scheduled"].script()
-    matrix, rng = ZOO["random"], np.random.default_rng(0)
-    x, y = (rng.random((size, 40), dtype="float32") for size in matrix.shape)
-    out = np.empty(matrix.nnz, "float32")
-    built(matrix.data, x, y, out, matrix.indptr, matrix.indices)
-    rows, columns = matrix.nonzero()
-    expected = matrix.data * (x[rows] * y[columns]).sum(axis=1)
-    np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
 def test_loops_inside_of_elements_stay_inside():
@@ -357,37 +260,6 @@ def test_maxima_over_features_are_in_order(nested):
     sparsetir.build(func)(*arrays[:2], out, *arrays[2:])
     sparsetir.interpret(func, [*arrays[:2], expected, *arrays[2:], *matrix.shape, matrix.nnz])
     np.testing.assert_array_equal(out, expected)
-
-
-@pytest.mark.parametrize(
-    ("update", "init", "combine"),
-    [
-        ("T.max(OUT[i, j], X[i, k] * Y[j, k])", "T.float32(-9)", lambda x: x.max(axis=1)),
-        (
-            "T.Select(X[i, k] * Y[j, k] < OUT[i, j] or T.isnan(X[i, k] * Y[j, k]), "
-            "X[i, k] * Y[j, k], OUT[i, j])", "T.float32(9)", lambda x: x.min(axis=1),
-        ),
-        ("OUT[i, j] * (X[i, k] * Y[j, k])", "T.float32(1)", lambda x: x.prod(axis=1)),
-    ],
-    ids=["max", "min", "product"],
-)  # fmt: skip
-def test_other_operators_than_sums_over_features(update, init, combine):
-    """Lanes are combined as the operator is."""
-    func = small("pairs", f"""
-with T.sp_iter([T.fuse(I, J), K], "SSR", "pairs") as [i, j, k]:
-    with T.init():
-        OUT[i, j] = {init}
-    OUT[i, j] = {update}
-""", "K = T.dense_fixed(20)", X="I K", Y="N K", OUT="I J")  # fmt: skip
-    matrix, rng = ZOO["random"], np.random.default_rng(0)
-    x, y = (1 - rng.random((size, 20), dtype="float32") for size in matrix.shape)
-    out = np.empty(matrix.nnz, "float32")
-    built = sparsetir.build(func)
-    shuffled = "T.Shuffle" in built.stages["II scheduled"].script()
-    assert shuffled == update.startswith("OUT")  # extrema look for a NaN
-    built(x, y, out, matrix.indptr.astype("int32"), matrix.indices.astype("int32"))
-    rows, columns = matrix.nonzero()
-    np.testing.assert_allclose(out, combine(x[rows] * y[columns]), rtol=1e-5)
 
 
 def test_booleans_are_reduced_one_by_one():
@@ -481,19 +353,6 @@ def test_steps_of_rows_for_heads_side_by_side(case: str, heads: int) -> None:
                 expected = scipy.special.softmax(x[batch][row].astype("float64"), 0)
                 np.testing.assert_allclose(out[batch][row], expected, rtol=2e-6, atol=1e-12)
     assert not np.isnan(out).any()
-
-
-def test_sums_of_what_is_the_same_for_all() -> None:
-    """An index along a dimension of one element says nothing of vectors."""
-    func = small("sums", """
-with T.sp_iter([I, ONE], "SR", "sums") as [i, o]:
-    with T.init():
-        Y[i] = 0
-    Y[i] = Y[i] + X[o]
-""", "ONE = T.dense_fixed(1)", dtype="int32", X="ONE", Y="I")  # fmt: skip
-    y = np.full(3, -1, "int32")
-    sparsetir.build(func)(np.full(1, 7, "int32"), y)
-    assert (y == 7).all()
 
 
 def test_a_sum_over_two_sizes():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import sparsetir
-from sparsetir.runtime.pipeline import lower, lower_template
-from sparsetir.schedules.operators.rgms import RgmsGradient, gradient
+from sparsetir.runtime.pipeline import lower_template
+from sparsetir.schedules.operators.rgms import RgmsGradient
 from sparsetir.schedules.template import TEMPLATES
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 from sparsetir.sparse_ir.translate import Translator
@@ -82,12 +82,6 @@ def tiles(sizes: tuple[int, int], *config: int) -> ChunkTiles:
     return ChunkTiles(*sizes, ROWS, *config)
 
 
-@pytest.mark.parametrize("edges", [False, True])
-def test_the_plain_programs(edges: bool) -> None:
-    problem = problem_of(edges, True, "float64", "int64")
-    check(problem, (5, 3), lower(gradient(problem)))
-
-
 @pytest.mark.parametrize(
     "edges, sizes, config",
     [(False, (32, 16), (16, 4, 2)), (False, (4, 48), (4, 3)), (True, (32, 16), (16, 4, 2)),
@@ -99,31 +93,9 @@ def test_scheduled(edges: bool, sizes: tuple[int, int], config: tuple[int, ...])
     check(problem, sizes, lower_template(template, problem, tiles(sizes, *config)))
 
 
-@pytest.mark.parametrize("edges", [False, True])
-def test_operands_of_16_bits(edges: bool) -> None:
-    """Operands in their own type, with values and sums in float32."""
-    problem = RgmsGradient("float16", "int32", not edges, "float32", edges, in_blocks=True)
-    check(problem, (32, 16), lower_template(template, problem, tiles((32, 16), 16, 4, 2)))
-
-
-def test_no_elements() -> None:
-    problem = problem_of(False, False)
-    check(problem, (4, 48), lower_template(template, problem, tiles((4, 48), 4, 3)), density=0)
-
-
 def test_places_are_counted_rather_than_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The place of a row in its tile is that of the visit: no kernel takes the table of places."""
     problem, config = problem_of(False), tiles((4, 4), 4)
     assert "I_places_of" not in lower_template(template, problem, config)["III"].script()
     monkeypatch.setattr(Translator, "_place", lambda *_: None)
     assert "I_places_of" in lower_template(template, problem, config)["III"].script()
-
-
-@pytest.mark.parametrize("edges", [False, True])
-@pytest.mark.default("False")
-def test_features_in_blocks(edges: bool) -> None:
-    """Each piece by its part of the weights, by the plain program and the scheduled one."""
-    problem = problem_of(edges)
-    check(problem, (8, 4), lower(gradient(problem)), blocks=3)
-    scheduled = lower_template(template, problem, tiles((8, 4), 4, 3, 2))
-    check(problem, (8, 4), scheduled, blocks=3)

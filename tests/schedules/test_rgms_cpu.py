@@ -1,6 +1,5 @@
 """Relational gather-matmul-scatter by tiles of rows, on CPUs."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 import sparsetir
 from pairs import by_turns
 from rgms_common import arguments, exact
-from sparsetir.formats import Pattern
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
-from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 
 # relations, m, n, density
@@ -63,38 +60,6 @@ def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
         rough = problem.dtype == "float16"
         tolerance = {"rtol": 2e-3, "atol": 2e-2} if rough else {"rtol": 1e-4, "atol": 1e-4}
         np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
-@pytest.mark.parametrize("weighted", [True, False])
-def test_the_plain_program(dtype: str, weighted: bool) -> None:
-    rng = np.random.default_rng(0)
-    problem = Rgms(dtype, "int64" if weighted else "int32", weighted)
-    func = program(problem)
-    kernel = sparsetir.build(func)
-    for relations, m, n, density in [(3, 5, 4, 0.4), (1, 1, 1, 1.0), (4, 3, 6, 0.0)]:
-        mask = rng.random((relations, m, n)) < density
-        args = arguments(rng, mask, 3, 5, dtype, problem.idtype, weighted)
-        kernel(**args)
-        np.testing.assert_allclose(
-            args["out"], exact(mask, args), rtol=1e-2 if dtype == "float16" else 1e-5, atol=1e-2
-        )
-
-
-def test_each_step_means_the_same() -> None:
-    """The program of the schedule, interpreted before stage II."""
-    problem = Rgms("float16")
-    sch = sparsetir.Schedule(program(problem))
-    apply(sch, TiledRelations(6, 4, rows=3, tile=2, lanes=2, lanes_in=1, depth=3, ranges=2))
-    rng = np.random.default_rng(2)
-    for shape in [(3, 8, 5, 0.3), (1, 1, 1, 1.0), (2, 3, 4, 0.0)]:
-        mask, args = given(problem, shape, (6, 4), rng)
-        args |= {
-            "relations": shape[0], "nnz_rows": len(args["rows"]), "nnz": len(args["indices"]),
-            "feat_in": 6, "feat": 4,
-        }  # fmt: skip
-        sparsetir.interpret(sch.func, args)
-        np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-2, atol=1e-2)
 
 
 def test_bfloat16() -> None:
@@ -147,32 +112,6 @@ def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
         kernel(problem, config)(**{**args, **more, "blocks": 2 * blocks})
 
 
-def test_added_to_what_is_there() -> None:
-    problem, config = Rgms(added=True), TiledRelations.for_sizes(7, 5, ranges=3)
-    mask, args = given(problem, (3, 50, 40, 0.1), (7, 5), np.random.default_rng(7))
-    args["out"] = before = np.random.default_rng(8).random((50, 5)).astype("float32")
-    wanted = before + exact(mask, args)
-    kernel(problem, config)(**args)
-    np.testing.assert_allclose(args["out"], wanted, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(("problem", "sizes"), by_turns(
-    [(Rgms(weighted=False), (96, 64)), (Rgms("float16"), (160, 48))], 2), ids=str
-)  # fmt: skip
-def test_matrices_in_panels(problem: Rgms, sizes: tuple[int, int]) -> None:
-    """Tiles for each range and relation, also of several steps over features."""
-    config = TiledRelations.for_sizes(*sizes, sums=6, packed=True, ranges=2, ahead=5)
-    config = replace(config, depth=32)
-    rng = np.random.default_rng(8)
-    assert "W_ws_copy" in kernel(problem, config).stages["I"].script()
-    for shape in SHAPES:
-        mask, args = given(problem, shape, sizes, rng)
-        kernel(problem, config)(**args)
-        rough = problem.dtype == "float16"
-        tolerance = {"rtol": 2e-3, "atol": 2e-2} if rough else {"rtol": 1e-4, "atol": 1e-4}
-        np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
-
-
 def test_nan_and_infinity_stay_in_their_rows() -> None:
     rng = np.random.default_rng(3)
     mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
@@ -185,26 +124,6 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     np.testing.assert_allclose(
         args["out"][~touched], exact(mask, clean)[~touched], rtol=1e-4, atol=1e-4
     )
-
-
-def test_the_registered_template() -> None:
-    """The whole way from a pattern of three axes, and values in its order, to the result."""
-    problem, rng = Rgms(), np.random.default_rng(6)
-    config = TiledRelations.for_sizes(32, 32)
-    template = template_of(config, problem, gpu=False)
-    mask, args = given(problem, (3, 50, 40, 0.1), (32, 32), rng)
-    arranged = template.arrange(Pattern(mask.nonzero(), mask.shape), problem, config)
-    assert arranged.stored.keeps_order
-    args |= {**arranged.arguments, **arranged.stored.values(A=args["a"])}
-    kernel(problem, config)(**args)
-    np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-4, atol=1e-4)
-    assert config.tiles(32) == 1
-
-
-def test_what_is_refused() -> None:
-    mask, args = given(Rgms(), (2, 133, 7, 0.6), (16, 48), np.random.default_rng(0))
-    with pytest.raises(ValueError, match="as its schedule promises that 'feat' is 32"):
-        kernel(Rgms(), TiledRelations.for_sizes(32, 32))(**args)
 
 
 def test_patterns_of_triples() -> None:

@@ -15,13 +15,12 @@ from cuda_stages import CudaStages
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
 from rgms_common import GPU, MASKS, SEEDS, UNITS
-from sparsetir import interpret
 from sparsetir.formats import Pattern
 from sparsetir.runtime.pipeline import kernel_of, lower_template
 from sparsetir.schedules.gpu.rgms import RelationalRows
 from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient, gradient
+from sparsetir.schedules.operators.rgms import Rgms, RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
@@ -180,24 +179,6 @@ def test_padding_meets_no_number(kind: str) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("kind", ["rows", "cores"])
-def test_values_of_padding_are_not_read(kind: str) -> None:
-    problem, config = KINDS[kind]
-    pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
-    arrays = operands(problem, pattern.shape, pattern.nnz, 20, 36)
-    args = padded = arguments(problem, config, pattern, arrays)
-    for name in [n for n in args if n.startswith("a_")]:
-        columns = args[name.replace("a_", "indices_jb_", 1)].reshape(args[name].shape)
-        nan = as_dtype(problem.dtype).type("nan")
-        padded = {**padded, name: np.where(columns < 0, nan, args[name])}
-        assert np.isnan(padded[name]).any()
-    run = kernel(problem, config)
-    results = [run(x, seeds=(0,))["out"] for x in (args, padded)]
-    np.testing.assert_array_equal(*results)
-    assert not np.isnan(results[0]).any() and results[0].any()
-
-
-@requires_cuda_text
 @pytest.mark.parametrize("kind", ["rows", "weights", "edges"])
 @pytest.mark.default("edges")
 def test_elements_that_are_there_several_times(kind: str) -> None:
@@ -294,30 +275,6 @@ def test_a_barrier_that_is_missing_is_found(problem: RgmsGradient, which: str) -
     arrays = operands(problem, pattern.shape, pattern.nnz, 68, 36)
     with pytest.raises(KernelError, match="race"):
         run(arguments(problem, config, pattern, arrays), seeds=SEEDS)
-
-
-@pytest.mark.parametrize(("problem", "config"), [
-    (PLAIN, RelationalRows(1, 4, 64, shape=(4, 2))),
-    (Rgms(weighted=False), RelationalRows(1, 4, 64, shape=(4, 2))),
-    (WEIGHTS, GradientTiles(1, 4, (16, 16), 4, (1, 1), shape=(2, 2))),
-    (EDGES, GradientTiles(1, 4, (16, 16), 4, (1, 1), shape=(2, 2))),
-], ids=["rows", "sums", "weights", "edges"])  # fmt: skip
-def test_the_program_means_the_same(problem: Any, config: Any) -> None:
-    """Programs in stage I, including tiles of rows; and the gradients' own programs."""
-    mask = np.random.default_rng(0).random((2, 5, 4)) < 0.5
-    places, pattern = mask.nonzero(), Pattern(mask.nonzero(), mask.shape)
-    arrays = operands(problem, mask.shape, pattern.nnz, 3, 2)
-    args = arguments(problem, config, pattern, arrays) | {"relations": 2, "m": 5, "n": 4}
-    runs = [(TEMPLATES[type(config), type(problem)].program(problem, config), args)]
-    if isinstance(problem, RgmsGradient):
-        of = RelationPattern.of(*places, mask.shape)
-        plain = {**args, **of.arguments(), "a": arrays["a"], "out": args["out"].copy()}
-        runs.append((gradient(problem), plain | {"edge": np.arange(of.nnz, dtype="int32")}))
-    for func, call in runs:
-        names = {str(p.name) for p in func.params}
-        interpret(func, {k: v for k, v in call.items() if k in names})
-        want = exact(problem, places, arrays)
-        np.testing.assert_allclose(call["out"], want, rtol=1e-5, atol=1e-5)
 
 
 @requires_nvcc

@@ -90,36 +90,6 @@ def test_extrema_after_a_nan_are_those_of_what_follows(operator, nan_at):
     np.testing.assert_array_equal(result, expected)
 
 
-def test_conditions_and_products_are_as_they_were():
-    body = """
-    with T.sp_iter([I, J], "SR", "rows") as [i, j]:
-        with T.init():
-            OUT[i] = T.float64(1)
-        if A[i, j] > X[j]:
-            OUT[i] = OUT[i] * A[i, j]
-    """
-    result, expected = ran(body, "I", "float64", **operands("float64"))
-    np.testing.assert_allclose(result, expected, rtol=1e-9)
-
-
-POINTWISE = {
-    "a store": "OUT[i, j] = T.exp(A[i, j] - D[i])",
-    "a gather": "OUT[i, j] = T.exp(X[j]) * A[i, j]",
-    # Which is not to be done twice.
-    "an update": "OUT[i, j] = OUT[i, j] * A[i, j] + D[i]",
-}
-
-
-@pytest.mark.parametrize("body", POINTWISE)
-def test_values_of_each_nonzero(body):
-    text = f"""
-    with T.sp_iter([I, J], "SS", "rows") as [i, j]:
-        {POINTWISE[body]}
-    """
-    result, expected = ran(text, "I J", "float32", **operands("float32"))
-    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=1e-6)
-
-
 def test_a_sum_without_terms_is_not_multiplied():
     """Rows without nonzeros are 0, whatever factors would be multiplied to their sums."""
     body = """
@@ -359,37 +329,3 @@ def f(p: T.handle, q: T.handle, x: T.handle, out: T.handle, m: T.int32, feat: T.
     x = np.arange(60, dtype="float32").reshape(3, 20)
     kernel(np.float32([1, 0, 1]), np.int32([2, 1, 0]), x, out)
     np.testing.assert_array_equal(out, 2 + x.sum(1) * [1, 0, 1])
-
-
-@pytest.mark.parametrize("term", ["Y[k] + A[i, j, k] * X[k]", "T.max(Y[k], A[i, j, k] * X[k])"])
-def test_rows_whose_length_depends_on_the_reduction(term):
-    """Rows are of a ragged axis under what is reduced: tiles of them cannot be outermost."""
-    lengths = [3, 0, 40, 17]
-    program = sparsetir.from_source(f"""
-@T.prim_func
-def ragged(m: T.int32, n: T.int32, nnz: T.int32, indptr: T.handle, indices: T.handle, p: T.int32,
-           nnz_k: T.int32, k_ptr: T.handle, a: T.handle, x: T.handle, y: T.handle):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    K = T.dense_variable(J, (p, nnz_k), k_ptr)
-    P = T.dense_fixed(p)
-    A = T.match_sparse_buffer(a, (I, J, K), "float32")
-    X = T.match_sparse_buffer(x, (P,), "float32")
-    Y = T.match_sparse_buffer(y, (P,), "float32")
-    with T.sp_iter([P], "S", "first") as [k]:
-        Y[k] = 0.0
-    with T.sp_iter([I, J, K], "RRS", "ragged") as [i, j, k]:
-        Y[k] = {term}
-""")
-    rng = np.random.default_rng(0)
-    args = {
-        "m": 3, "n": 5, "nnz": 4, "p": 40, "nnz_k": sum(lengths),
-        "indptr": np.array([0, 2, 2, 4], "int32"), "indices": np.array([0, 3, 1, 4], "int32"),
-        "k_ptr": np.cumsum([0, *lengths]).astype("int32"),
-        "a": rng.integers(-4, 5, sum(lengths)).astype("float32"),
-        "x": rng.integers(-4, 5, 40).astype("float32"),
-    }  # fmt: skip
-    result, expected = np.empty((2, 40), "float32")
-    sparsetir.interpret(program, {**args, "y": expected})
-    sparsetir.build(program)(**args, y=result)
-    np.testing.assert_array_equal(result, expected)

@@ -78,21 +78,6 @@ def test_types(dtype, feat):
     check(case(RANDOM, feat, dtype, heads=(2,)), parts=2)
 
 
-def test_columns_in_any_order_and_more_than_once():
-    """Columns unsorted and duplicated, as of a graph's edges; plans trust such patterns."""
-    indices = np.array([3, 1, 1, 0, 4, 4, 2, 0, 3, 3, 1], "int32")
-    tested = case(np.ones((3, 5), bool), 20)
-    tested.pattern = CsrPattern(np.array([0, 5, 5, 11], "int32"), indices, (3, 5))
-    tested.rows = np.repeat([0, 2], [5, 6])
-    check(tested)
-    check(tested, parts=2)
-
-
-@pytest.mark.parametrize("name", ["random", "empty", "no rows", "less than a group"])
-def test_heads(name):
-    check(case(PATTERNS[name], 20, heads=(3,)))
-
-
 @pytest.mark.parametrize("feat", by_turns([3, 20, 128], 2))
 def test_nan_and_infinity_stay_in_their_elements(feat):
     """An element without them is finite, and one with them is what float64 sums are."""

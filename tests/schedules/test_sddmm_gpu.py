@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import spmm_gpu_common
-from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import lower_sparse_buffer
 from sparsetir.schedules.gpu.sddmm import FusedNonzeros
@@ -25,7 +24,6 @@ from spmm_gpu_common import (
     check,
     compile_cuda,
     kernel,
-    on_runners,
     pattern_of,
     run_kernel,
 )
@@ -66,18 +64,6 @@ def test_patterns(mask):
     run(mask, 20, Sddmm(), FusedNonzeros.for_features(20))
 
 
-@requires_cuda_text
-def test_patterns_as_cuda():
-    for mask in MASKS.values():
-        run(mask, 20, Sddmm(), FusedNonzeros.for_features(20), as_cuda=True)
-
-
-# One thread for a non-zero, several; vectors of 1 to 4; threads without a vector; several tiles.
-@pytest.mark.parametrize("feat, as_cuda", on_runners([(1,), (18,), (100,)], (1,)))
-def test_feature_sizes(feat, as_cuda):
-    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat), as_cuda)
-
-
 @pytest.mark.parametrize("as_cuda", RUNNERS)
 @pytest.mark.parametrize(
     "dtype", ["float16", "bfloat16", pytest.param("float64", marks=pytest.mark.slow)]
@@ -85,15 +71,6 @@ def test_feature_sizes(feat, as_cuda):
 def test_types_and_heads(dtype, as_cuda):
     problem = Sddmm(dtype, "int64", batched=True)
     run(MASKS["empty rows"], 24, problem, FusedNonzeros.for_features(24, dtype), as_cuda)
-
-
-@pytest.mark.parametrize(
-    "config, as_cuda",
-    on_runners([(FusedNonzeros(4, 3, 5, 2, 2),), (FusedNonzeros(2, 8, 2, 4, 1, 20),)], (1,)),
-    ids=str,
-)
-def test_configs(config, as_cuda):
-    run(MASKS["random"], config.feat or 3 * config.tile, Sddmm(), config, as_cuda)
 
 
 @requires_nvcc

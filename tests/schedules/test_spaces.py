@@ -1,7 +1,7 @@
 """The spaces of searches: their configs, and that all of these work."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,17 +10,13 @@ import scipy.sparse as sp
 import sparsetir
 from pairs import by_default, by_turns
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.arguments import number
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.targets import resolve_target
-from sparsetir.schedules.template import Branch, around
-from sparsetir.schedules.templates import registry
-from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.row_tile import RowTile
+from sparsetir.schedules.template import Branch
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.sparse_ir.errors import ScheduleError
 
@@ -139,34 +135,6 @@ def test_points_of_elsewhere_are_refused():
     for point in ({"template": "T", "T.a": 1}, {"template": "T", "T.a": 1, "T.b": 3}):
         with pytest.raises(ValueError, match=r"with 'T.b' of \(1, 2\), got"):
             tiny.config(point)
-
-
-@dataclass(frozen=True)
-class Sized(RowTile):
-    """A template of a plug-in, a field of which says what a search tries."""
-
-    size: int = number(3, tries=(1, 9))
-
-
-def test_a_template_of_elsewhere_joins_by_its_record(monkeypatch):
-    """The template registers its choices, and no list of the library names it."""
-    monkeypatch.setattr(registry, "TEMPLATES", dict(TEMPLATES))
-    tried = around([Sized(), Sized(tile=64)], tile=(32,), parallel=())
-    assert tried[0] == {"tile": (32, 64, 128), "parallel": (True,), "size": (1, 3, 9)}
-    ours = TEMPLATES[RowTile, Spmm]
-    template = replace(ours, config=Sized, choices=lambda search: tried, turn=-1)
-    registry.TEMPLATES[Sized, Spmm] = template
-    searched, configs = of(Spmm(), 32)
-    assert [b.name for b in searched.branches][:2] == ["Sized", "RowTile"]
-    assert searched.points()[0][1] == Sized(tile=32, size=1)
-    assert registry.template_of(Sized(), Spmm(), False) is template
-    with pytest.raises(TypeError, match="expected Sized or SlicedRows or .*, got int"):
-        registry.template_of(3, Spmm(), False)
-    assert searched.branches[0].one_by_one() == [
-        Sized(tile=32, size=1), *(Sized(tile=t, size=1) for t in (64, 128)),
-        *(Sized(tile=32, size=n) for n in (3, 9)),
-    ]  # fmt: skip
-    assert all(searched.point(config) is not None for config in configs)
 
 
 def test_an_operator_of_which_no_template_says_what_is_chosen():

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from csr_zoo import ZOO, check_spmm, expected, random
+from csr_zoo import ZOO, check_spmm, random
 from pairs import by_turns
 from sparsetir.formats import BSR, DBSR
 from sparsetir.reductions import REDUCERS
@@ -32,17 +32,6 @@ def test_patterns(name, reduce):
     config = RowTile(tile=32, pack=True, parts=3, blocks=2)
     check(ZOO[name], 32, reduce=reduce, config=config)
     return None
-
-
-@pytest.mark.parametrize("config", [None, RowTile(16, parts=4), RowTile(16, pack=True)])
-@pytest.mark.default("None")
-def test_mean_of_a_long_row(config):
-    """Results as exact as the sum; in parts, too, where the partial mean is stored in 16 bits."""
-    a = sp.csr_array(np.ones((1, 100_000), "float32"))
-    for dtype, close in (("float32", 1e-6), ("float16", 2e-3)):
-        plan = sparsetir.plan("spmm", a, 16, dtype=dtype, reduce="mean", config=config)
-        out = plan(torch.ones(100_000, 16, dtype=getattr(torch, dtype)))
-        assert (out - 1).abs().max() <= close
 
 
 @pytest.mark.parametrize(
@@ -76,18 +65,6 @@ def test_configs(config):
         check(ZOO[name], 64, config=config, threads=3)
 
 
-def test_one_kernel_serves_all_patterns_of_a_tile():
-    config = RowTile(tile=48, prefetch=3)
-    check(ZOO["random"], 48, config=config)
-    before = sparsetir.compilations()
-    check(ZOO["one dense row"], 96, config=config)
-    check(ZOO["empty"], 144, config=RowTile(tile=48, prefetch=3, blocks=5))
-    assert sparsetir.compilations() == before
-    check(ZOO["random"], 48, config=RowTile(tile=48, prefetch=3, parts=2))
-    check(ZOO["random"], 48, config=RowTile(tile=48, prefetch=3, parts=7))
-    assert sparsetir.compilations() == before + 1
-
-
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 def test_what_is_not_finite(reduce):
     """Only stored elements meet what B holds, and NaN and inf stay what they are."""
@@ -104,37 +81,6 @@ def test_what_is_not_finite(reduce):
     b[1, 3] = np.inf  # times the stored zero: NaN
     out = sparsetir.plan("spmm", a, 18, reduce=reduce)(b)
     assert np.isnan(out[0, 3]) and np.isfinite(np.delete(out[0], 3)).all()
-
-
-def test_an_extremum_keeps_nan():
-    a = sp.csr_array(np.ones((1, 3), "float32"))
-    for place in range(3):
-        b = np.ones((3, 4), "float32")
-        b[place] = np.nan
-        for reduce in ("amax", "amin"):
-            assert np.isnan(sparsetir.plan("spmm", a, 4, reduce=reduce)(b)).all()
-
-
-def test_heads():
-    a, heads, feat = ZOO["random"], 3, 20
-    b = RNG.standard_normal((47, heads, feat)).astype("float32")
-    values = RNG.standard_normal((a.nnz, heads)).astype("float32")
-    run = sparsetir.plan("spmm", a, feat, heads=heads)
-    out = run(b, values=values)
-    assert out.shape == (61, heads, feat)
-    for h in range(heads):
-        want = expected(a, values[:, h], b[:, h], "sum")[0]
-        np.testing.assert_allclose(out[:, h], want, atol=1e-5)
-    out_tensor = torch.empty(61, heads, feat)
-    assert run(torch.from_numpy(b), values=torch.from_numpy(values), out=out_tensor) is out_tensor
-    np.testing.assert_array_equal(out_tensor.numpy(), out)
-    with pytest.raises(ValueError, match="'b': .* with heads as the second dimension, got .3, 47"):
-        run(b.swapaxes(0, 1))
-    with pytest.raises(ValueError, match="'values': .* with heads as the second dimension, got .3"):
-        run(b, values=values.T)
-    with pytest.raises(ValueError, match="'out' shares memory with 'b'"):
-        square = sparsetir.plan("spmm", sp.eye_array(4, format="csr", dtype="float32"), b[:4])
-        square(b[:4], out=b[:4])
 
 
 def test_the_code_keeps_a_tile_in_registers():
@@ -188,35 +134,6 @@ def test_types_and_tails_of_panels(case):
     config, dtype, feat, idtype = case
     for name in FEW:
         check_spmm(ZOO[name], config, feat, dtype, special=True, idtype=idtype)
-
-
-def test_edges_of_torch_take_values_by_their_places():
-    """Columns unsorted and duplicated; with heads, too."""
-    config = RowTile(16, 16, 16, window=99, tiles_first=False)
-    assert config.unpacked == RowTile(16, 16, 16, packed=False, window=99, tiles_first=False)
-    pattern = sparsetir.schedules.operators.problems.CsrPattern(
-        np.array([0, 3, 3, 4], "int32"), np.array([2, 0, 2, 1], "int32"), (3, 4)
-    )
-    plan = sparsetir.plan("spmm", pattern, 16, dtype="float32", heads=2, config=config.unpacked)
-    values, b = RNG.random((4, 2), "float32"), RNG.random((4, 2, 16), "float32")
-    wanted = np.zeros((3, 2, 16))
-    for head, row, column, e in ((h, r, c, e) for h in (0, 1) for e, (r, c) in enumerate(
-        [(0, 2), (0, 0), (0, 2), (2, 1)]
-    )):  # fmt: skip
-        wanted[row, head] += values[e, head] * b[column, head].astype("float64")
-    np.testing.assert_allclose(plan(b, values=values), wanted, rtol=1e-5)
-    assert not plan.arranges_values
-
-
-def test_values_of_a_run_are_read_by_their_places():
-    """Panels have four rows or more; with fewer, single rows take less time."""
-    config = RowTile(32, rows=4, pack=True, blocks=2)
-    assert config.unpacked == RowTile(32, rows=4, pack=True, blocks=2, packed=False)
-    few = RowTile(32, rows=3, pack=True, blocks=2)
-    assert few.unpacked == few.by_rows == RowTile(32, 16, None, True, True, 0, 1, 2)
-    assert config.compiled == RowTile(32, rows=4, pack=True)
-    plan = check_spmm(ZOO["random"], config.unpacked, 64, special=True)
-    assert not plan.arranges_values and plan.repeats
 
 
 def test_edges_in_any_order():
@@ -298,13 +215,3 @@ def test_blocks(fmt, rows, tile, feat, dtype):
 
 def test_no_rows():
     check_blocks(np.zeros((0, 8), bool), BlockRows(BSR(8, 8)), 64)
-
-
-def test_one_kernel_for_all_patterns_of_full_blocks():
-    before = sparsetir.compilations()
-    for high in (1, 3, 6):
-        for blocks in (1, 3):
-            check_blocks(
-                block_mask(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96
-            )
-    assert sparsetir.compilations() - before <= 1

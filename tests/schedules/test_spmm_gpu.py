@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from tvm import s_tir
 
 import csr_zoo
 import sparsetir
@@ -17,19 +16,16 @@ import spmm_gpu_common
 from cuda_plans import run_plans
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
-from gpu_runner import cuda_source, requires_nvcc, requires_opencl
+from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
-from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.schedules.gpu.passes.row_loops import opaque_row_index
+from sparsetir import ScheduleError, from_source, lower_sparse_buffer
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, arrange
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.position_space import SIGNATURE
-from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import (
     MASKS,
     RUNNERS,
@@ -86,12 +82,6 @@ CONFIGS = {
     "row cache": (RowSplit(8, 1, 2, row_cache=True), 16),
     "row cache, lanes left over": (RowSplit(32, 1, 1, coarsen=2, feat=33, row_cache=True), 33),
 }
-HYB_CONFIGS = {
-    "column parts": (HybRows(2, 1, 4, 2, 2), 16),
-    "lanes left over": (HybRows(1, 1, 4, 2, 2, coarsen=2, feat=22), 22),
-    "little work, slots in steps": (HybRows(1, 3, 4, 1, 1, feat=4, unroll=2, work=1), 4),
-    "one thread": (HybRows(1, 0, 1, 1, 1, occupancy=None), 1),
-}
 
 
 def check_config(case: str, config: Any, feat: int, as_cuda: bool) -> None:
@@ -108,13 +98,6 @@ def test_configs(case: str, as_cuda: bool) -> None:
     check_config(case, config, feat, as_cuda)
     if not as_cuda:
         run(Spmm(), config, pattern_of(MASKS["one dense row"], "int32"), feat, as_cuda=False)
-
-
-@pytest.mark.parametrize(
-    ("case", "as_cuda"), on_runners([(case,) for case in HYB_CONFIGS], (3,), (0,)), ids=str
-)
-def test_configs_of_hyb(case: str, as_cuda: bool) -> None:
-    check_config(case, *HYB_CONFIGS[case], as_cuda)
 
 
 @requires_cuda_text
@@ -190,17 +173,6 @@ def test_problems_of_hyb(problem: Spmm, config: HybRows, as_cuda: bool) -> None:
     run(problem, config, matrix, config.tile, as_cuda=as_cuda)
     if problem.dtype == "float32":
         run(problem, config, matrix, config.tile, special=True, as_cuda=as_cuda)
-
-
-@requires_opencl
-@pytest.mark.parametrize(("problem", "config"), [
-    *((Spmm(reduce=reduce), RowSplit(4, 4, 4)) for reduce in ("sum", "mean", "max")),
-    (Spmm(), HybRows(1, 2, 8, 2, 4)),
-], ids=str)  # fmt: skip
-def test_nan_and_infinities(problem: Spmm, config: Any) -> None:
-    """Padded slots load nothing of B."""
-    matrix = pattern_of(MASKS["random"], "int32")
-    run(problem, config, matrix, special=True, as_cuda=False)
 
 
 @requires_cuda_text
@@ -290,33 +262,6 @@ def test_a_program_of_a_user(config: Any) -> None:
     apply = TEMPLATES[type(config), Spmm].apply
     out = CudaStages(from_source(SCALED_SUMS), apply, config)(args)["out"]
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
-
-
-def test_promises() -> None:
-    """Tiles hold all features, and rows are numbered in 32 bits."""
-    rows = ("m", "max", 2**31 - 1)
-    for problem, config, expected in (
-        (Spmm(), RowSplit(), [("feat", "multiple", 128)]),
-        (Spmm(), RowSplit(feat=96), [("feat", "exact", 96)]),
-        (Spmm(idtype="int64"), RowSplit(), [rows, ("feat", "multiple", 128)]),
-    ):
-        promises = promises_of(scheduled(problem, config).attrs[SIGNATURE])
-        assert [(p["param"], p["kind"], p["value"]) for p in promises] == expected
-
-
-def test_row_numbers_stay_in_one_piece() -> None:
-    """nvcc does not see that stores of sums of casts are aligned."""
-    for idtype, value in (
-        ("int32", "i_0 * 4 + i_1 | 0"),
-        ("int64", 'T.Cast("int64", T.Cast("int32", i_0 * T.int64(4) + i_1) | 0)'),
-    ):
-        sch = s_tir.Schedule(lower_sparse_iter(operator(Spmm(idtype=idtype))))
-        rows, *_ = sch.get_loops(sch.get_sblock("spmm0"))
-        sch.split(rows, [None, 4])
-        (func,) = sch.mod.functions.values()
-        text = opaque_row_index(func, "spmm0").script()
-        (line,) = [line for line in text.splitlines() if " | 0" in line]
-        assert line.endswith(f", {value})")
 
 
 @requires_cuda_text

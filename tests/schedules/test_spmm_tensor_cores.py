@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-import spmm_gpu_common
 from cuda_runner import requires_cuda_text
 from gpu_runner import requires_nvcc
-from pairs import by_default, by_turns
-from sparsetir import interpret
+from pairs import by_turns
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.pipeline import kernel_of, lower_template
@@ -25,8 +23,8 @@ from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, pattern_of, run_kernel
-from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
+from spmm_gpu_common import compile_cuda, instructions
+from tensor_cores_common import batched_kernel, check, kernel, pattern
 
 COUNTS = [0, 1, 2, 5, 3]  # blocks of a row: none, one, fewer and more than stages
 SHAPE = (150, 200)  # which no block divides
@@ -44,15 +42,6 @@ FEATURES = (72, 129, 36, 16, 30, 1, 256)
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("stages", by_turns((3, 4, 1, 2), 4))
-def test_rows_of_any_number_of_blocks(stages):
-    """Pipelines that have nothing to do, and less than they hold."""
-    config = TensorCores(BSR(32, 32), stages=stages, tile=64, warps=(2, 1))
-    result = check(kernel(config), pattern(config.format, SHAPE, COUNTS), feat=72)
-    assert not result[:32].any()  # a row of no blocks
-
-
-@requires_cuda_text
 @pytest.mark.parametrize(
     ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 179), ids=str
 )
@@ -63,64 +52,11 @@ def test_formats(fmt, types, feat):
     check(kernel(config, *types), pattern(fmt, SHAPE, COUNTS), feat)
 
 
-WARPS = {
-    "many rows": TensorCores(BSR(32, 32), tile=32, warps=(4, 1), stages=2),
-    "many warps": TensorCores(BSR(64, 32), tile=64, warps=(4, 2), stages=2, depth=16),
-    "one warp": TensorCores(BSR(16, 16), tile=16, warps=(1, 1), stages=8),
-    "all of a block": TensorCores(BSR(32, 64), tile=32, warps=(2, 2), stages=2, depth=64),
-    "rows as columns": TensorCores(SRBCRS(16, 32), tile=64, warps=(2, 2), stages=4),
-    "narrow copies": TensorCores(DBSR(32, 32), tile=64, warps=(2, 2), vector=2),
-}
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(WARPS, 4))
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
-@pytest.mark.default("float16-many rows")
-def test_warps(name, dtype):
-    config, out = WARPS[name], "int32" if dtype == "int8" else "float32"
-    check(kernel(config, dtype, out), pattern(config.format, SHAPE, COUNTS), feat=80)
-
-
-SHAPES = [(1, 1), (33, 7), (64, 64), (7, 300), (300, 7), (5, 0)]
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("shape", by_default(SHAPES, *SHAPES[1::2]), ids=str)
-@pytest.mark.parametrize("fmt", by_turns((SRBCRS(8, 16), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
-def test_shapes(fmt, shape):
-    config = TensorCores.for_features(fmt, 40)
-    check(kernel(config), pattern(fmt, shape, [1, 0, 9]), feat=40)
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("fmt", [BSR(8, 16), DBSR(8, 8), SRBCRS(8, 8)], ids=str)
-@pytest.mark.default("SRBCRS(t=8, g=8)")
-def test_stage_one_means_the_same(fmt):
-    """Workspaces and steps of a block, with tails in all directions, in the interpreter."""
-    built = kernel(TensorCores(fmt, tile=16, warps=(1, 1), depth=8))
-    mask = pattern(fmt, (20, 27), [0, 1, 3])
-    args, values = arguments(built, mask, feat=24)
-    first = built.run.stages["I"]
-    interpret(first, {p.name: args[p.name] for p in first.params})
-    dense = np.zeros(mask.shape)
-    dense[mask] = values
-    np.testing.assert_allclose(args["c"], dense @ args["b"].astype("float64"), atol=1e-5)
-
-
 @requires_cuda_text
 def test_nothing_stored():
     for fmt in (BSR(32, 32), SRBCRS(8, 16), DBSR(16, 16)):
         result = check(kernel(TensorCores.for_features(fmt, 40)), np.zeros((40, 50), bool), feat=40)
         assert not result.any()
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("fmt", by_turns((SRBCRS(16, 32), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
-def test_int64(fmt):
-    config = TensorCores.for_features(fmt, 36)
-    built = kernel(config, idtype="int64")
-    check(built, pattern(fmt, SHAPE, COUNTS), feat=36)
 
 
 @requires_cuda_text
@@ -173,28 +109,7 @@ def test_padding_is_zero_times_finite():
     assert np.isinf(result[0]).all() and np.isnan(result[1:8]).all() and not result[8:].any()
 
 
-# -- what the runner sees -----------------------------------------------------------------------
-
-
 # -- plans, searches ----------------------------------------------------------------------------
-
-
-@requires_cuda_text
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_as_plans_have_it(dtype):
-    """Program, schedule and arguments of the template, for a problem of the operator."""
-    problem, config = Spmm(dtype), TensorCores.for_features(BSR(32, 32), 40, dtype)
-    template, mask = TEMPLATES[TensorCores, Spmm], pattern(BSR(32, 32), SHAPE, COUNTS)
-    matrix = pattern_of(mask, "int32")
-    inputs = spmm_gpu_common.operands(matrix, problem, 40)
-    arranged = template.arrange(matrix, problem, config)
-    args = {**arranged.arguments, **arranged.stored.values(A=inputs["a"]), "b": inputs["b"]}
-    args |= {"feat": 40, "out": np.full((mask.shape[0], 40), 7, inputs["b"].dtype)}
-    function = spmm_gpu_common.kernel(template, problem, config, as_cuda=True)
-    with bfloat16_arrays():
-        result = run_kernel(function, args)["out"]
-    expected = spmm_gpu_common.oracle(matrix, problem, inputs["a"], inputs["b"])
-    spmm_gpu_common.check(result, expected, dtype)
 
 
 def block_matrix(share):

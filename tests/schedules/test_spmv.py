@@ -1,7 +1,6 @@
 """SpMV on the CPU: the sliced template against float64 sums, on the zoo of patterns."""
 
 import functools
-import importlib
 import re
 
 import numpy as np
@@ -77,51 +76,6 @@ def test_patterns(name, config):
 def test_dtypes(dtype):
     for name in ("uneven", "empty rows"):
         check(ZOO[name], SlicedRows(lanes=8, long=30), dtype)
-
-
-def test_int64_indices(monkeypatch):
-    module = importlib.import_module("sparsetir.planning.request")
-    monkeypatch.setattr(module, "idtype_for", lambda *_: "int64")
-    config = SlicedRows(long=30, blocks=2)
-    assert sparsetir.plan("spmv", ZOO["uneven"], config=config).problem.idtype == "int64"
-    check(ZOO["uneven"], config)
-
-
-@pytest.mark.parametrize("config", CONFIGS[1:3], ids=str)
-def test_what_is_not_finite(config):
-    """Only stored elements meet what x holds, in full slices and in padded ones."""
-    a = ZOO["uneven"]
-    values = torch.from_numpy(RNG.standard_normal(a.nnz).astype("float32"))
-    for bad in (float("nan"), float("inf")):
-        for place in (0, 50):
-            x = torch.ones(a.shape[1])
-            x[place] = bad
-            result = product(a, values, x, config)
-            touched = (a[:, [place]].toarray() != 0).ravel()
-            assert 0 < touched.sum() < a.shape[0]
-            assert (torch.isfinite(result).numpy() == ~touched).all()
-    x = torch.ones(a.shape[1])
-    x[3] = float("inf")
-    stored_zeros = product(a, torch.zeros(a.nnz), x, config)
-    assert (torch.isnan(stored_zeros).numpy() == (a[:, [3]].toarray() != 0).ravel()).all()
-
-
-def test_values_of_padded_slots_do_not_count():
-    """Padded slots hold the matrix's first value, whatever that is."""
-    a = ZOO["uneven"]
-    values = torch.ones(a.nnz)
-    values[0] = float("nan")
-    result = product(a, values, torch.ones(a.shape[1]), SlicedRows())
-    first = int(np.flatnonzero(np.diff(a.indptr))[0])
-    assert torch.isnan(result).nonzero().ravel().tolist() == [first]
-
-
-def test_one_kernel_serves_all_patterns():
-    config = SlicedRows(long=24, window=30, blocks=2)
-    assert config.compiled != SlicedRows(blocks=1).compiled
-    for other in (config, SlicedRows(long=99, window=7, blocks=5)):
-        assert other.compiled == config.compiled
-        check(ZOO["uneven"], other)
 
 
 def test_a_program_of_ones_own():

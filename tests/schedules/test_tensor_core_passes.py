@@ -293,16 +293,6 @@ def edited(*changes: tuple[str, str], of: Any = products) -> Any:
     return from_source(text, s_tir=True)
 
 
-def test_a_condition_within_a_factor_stays() -> None:
-    """An addition to a choice also takes place where the choice is zero."""
-    row = "X[J[vt, vi, vj], vk0 * 4 + vk1]"
-    chosen = f"T.if_then_else(J[vt, vi, vj] < 5, {row}, T.float32(0.0))"
-    text = plain_text(apart(edited((f"* {row}", f"* ({chosen} + T.float32(1.0))"))))
-    assert text.count("< 5, X[") == text.count("< 5") == 1
-    alone = plain_text(apart(edited((f"* {row}", f"* {chosen}"))))
-    assert "< 5, X[" not in alone and alone.count("< 5") == 1
-
-
 STEP = "sums_product"
 ATOMIC, SUMMED, TERMS = ("atomicAdd", "atomicMax"), (" * W[vt, vk0 * 4 + vk1, vl]", ""), (
     "W[vt, vk0 * 4 + vk1, vl]", "W[vt, vk1, vl]")  # fmt: skip

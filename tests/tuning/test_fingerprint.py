@@ -10,12 +10,9 @@ import pytest
 import scipy.sparse as sp
 import tvm
 
-import sparsetir
 from fake_measurer import install, seconds_of
 from sparsetir import SparseMatrix
-from sparsetir.formats.pattern import Pattern
 from sparsetir.machine import real_machine
-from sparsetir.planning import request
 from sparsetir.records import task as module
 from sparsetir.records.record import Key
 from sparsetir.records.records import Records
@@ -29,7 +26,6 @@ from sparsetir.records.task import (
     statistics,
 )
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.search import tune
@@ -43,14 +39,6 @@ def matrix(indptr=INDPTR, indices=INDICES, shape=(3, 4), idtype="int32", value=1
     out = sp.csr_array(arrays, shape)
     out.indptr, out.indices = indptr.astype(idtype), indices.astype(idtype)
     return SparseMatrix(out)
-
-
-def test_values_and_index_types_do_not_count():
-    alike = [matrix(), matrix(idtype="int64"), matrix(value=2.0), matrix().with_values(np.ones(5))]
-    assert len({fingerprint(a) for a in alike}) == 1
-    pattern = Pattern([c.astype("int64") for c in matrix().pattern.coords], (3, 4))
-    assert pattern.coords[1].dtype == np.int64
-    assert module._digest(pattern) == fingerprint(matrix())
 
 
 def test_is_the_same_on_every_machine():
@@ -143,12 +131,6 @@ def test_keys():
         assert other.text() != key.text()
 
 
-def test_threads_play_no_part_on_a_gpu():
-    cuda = {"kind": "cuda", "arch": "sm_90"}
-    keys = {Key.of(Task("spmm", matrix(), 32, "float32", target=cuda, threads=t)) for t in (1, 2)}
-    assert {k.threads for k in keys} == {0}
-
-
 def similar(seed):
     return sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=seed)
 
@@ -161,21 +143,6 @@ def run(file, seed, **options):
 @pytest.fixture
 def file(tmp_path):
     return tmp_path / "records.sqlite"
-
-
-def test_the_best_of_a_neighbour_comes_right_after_the_default(monkeypatch, file):
-    rare = RowTile(tile=16, lanes=16, prefetch=16, parts=4)  # not among the rules of thumb
-    defaults = sparsetir.plan_candidates("spmm", similar(1), 32, threads=1)
-    assert rare not in defaults
-    chosen = {"tile": (16,), "prefetch": (16,), "parts": (1, 4)}
-    space = Space((Branch("RowTile", chosen, lambda **c: RowTile(lanes=16, **c)),))
-    monkeypatch.setattr(request, "space", lambda *args: space)
-    install(monkeypatch, lambda c: Outcome("ok", seconds=1e-6 if c == rare else seconds_of(c)))
-    assert run(file, 1).config == rare
-    second = run(file, 2)
-    assert [trial.config for trial in second.trials[:3]] == [defaults[0], rare, defaults[1]]
-    alone = run(file, 3, transfer=False)
-    assert [trial.config for trial in alone.trials[: len(defaults)]] == defaults
 
 
 @pytest.mark.parametrize("gone", [False, True])

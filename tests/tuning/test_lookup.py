@@ -1,25 +1,20 @@
 """The use of records in `plan`, and that none can do it harm."""
 
-import multiprocessing
 import os
 import time
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import sparsetir
 from sparsetir._versions import VERSIONS
-from sparsetir.records import records as module
 from sparsetir.records.record import Key, Record
 from sparsetir.records.records import Records, recorded_config
-from sparsetir.records.task import Sizes, Task
+from sparsetir.records.task import Task
 from sparsetir.schedules.gpu.spmm import RowSplit
-from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.template import Choices
 
 A = sparsetir.SparseMatrix(
@@ -49,28 +44,6 @@ def test_without_a_file_nothing_is_computed(records, monkeypatch):
     assert recorded_config(TASK) is None
     monkeypatch.setenv("SPARSETIR_RECORDS", "")
     assert recorded_config(TASK) is None
-
-
-def test_plan_takes_what_is_recorded(records):
-    assert (make().chosen_by, make().config) == ("default", DEFAULT)
-    assert not records.path.exists()
-    records.add(record(OTHER))
-    plan = make()
-    assert (plan.chosen_by, plan.config) == ("record", OTHER)
-    b = np.random.default_rng(0).standard_normal((40, 16)).astype("float32")
-    np.testing.assert_allclose(plan(b), A.to_scipy() @ b, atol=1e-5)
-    again = make(config=DEFAULT)
-    assert (again.chosen_by, again.config) == ("user", DEFAULT)
-    assert sparsetir.plan_candidates("spmm", A, 16, threads=1)[0] == DEFAULT
-
-
-def test_the_same_pattern_by_another_way(records):
-    """A matrix of scipy with other values, a target of TVM."""
-    matrix = A.with_values(np.ones(A.nnz, "float32")).to_scipy()
-    records.add(record(OTHER, Key.of(replace(TASK, threads=3))))
-    for target in ("llvm", resolve_target("llvm")):
-        plan = sparsetir.plan("spmm", matrix, np.int64(16), threads=3, target=target)
-        assert plan.chosen_by == "record"
 
 
 # For something else, or by another version.
@@ -141,12 +114,6 @@ def test_a_damaged_file_costs_a_warning(records, tmp_path, monkeypatch):
         assert make().chosen_by == "default"
 
 
-def test_the_other_arguments_are_checked_as_ever(records):
-    records.add(record(OTHER))
-    with pytest.raises(ValueError, match="'feat': expected 1 or more"):
-        sparsetir.plan("spmm", A, 0)
-
-
 def test_a_new_record_is_seen_at_once(records):
     for number, config in enumerate((OTHER, DEFAULT, OTHER)):
         records.add(record(config, seconds=1.0 - number / 4))
@@ -167,21 +134,6 @@ def test_a_file_that_rests_is_read_once(records, monkeypatch):
     assert recorded_config(TASK) == DEFAULT
 
 
-def _in_child(queue):
-    queue.put(to_data(recorded_config(TASK)))
-
-
-def test_in_a_forked_process(records):
-    records.add(record(OTHER))
-    assert recorded_config(TASK) == OTHER
-    fork = multiprocessing.get_context("fork")
-    queue = fork.SimpleQueue()
-    process = fork.Process(target=_in_child, args=(queue,))
-    process.start()
-    assert queue.get() == to_data(OTHER)
-    process.join()
-
-
 def test_gpu_configs(records):
     target = {"kind": "cuda", "arch": "sm_90"}
     task = replace(TASK, target=target, threads=4)
@@ -190,27 +142,3 @@ def test_gpu_configs(records):
     assert recorded_config(replace(task, threads=8)) == config
     assert recorded_config(replace(task, target={"kind": "cuda", "arch": "sm_80"})) is None
     assert recorded_config(TASK) is None
-
-
-def test_records_for_other_sizes_cost_no_fingerprint(records, monkeypatch):
-    wide = sparsetir.SparseMatrix(A.to_scipy()[:10])
-    records.add(record(OTHER, Key.of(replace(TASK, matrix=wide))))
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "fingerprint", refuse)
-        assert recorded_config(TASK) is None
-        assert recorded_config(replace(TASK, matrix=Sizes(A.shape, A.nnz)), refuse) is None
-    records.add(record(OTHER, replace(KEY, fingerprint="0" * 32)))
-    pattern = CsrPattern(A.pattern.indptr, A.pattern.coords[1], A.shape)
-    sizes = replace(TASK, matrix=Sizes(A.shape, A.nnz))
-    assert recorded_config(sizes, lambda: pattern) is None
-    records.add(record(OTHER))
-    assert recorded_config(sizes, lambda: pattern) == OTHER
-
-
-def test_with_one_feature_records_of_spmv_serve_spmm(records):
-    spmm = replace(TASK, feat=1)
-    spmv = replace(spmm, op="spmv")
-    records.add(record(DEFAULT, Key.of(spmv)))
-    assert recorded_config(spmm) == recorded_config(spmv) == DEFAULT
-    records.add(record(OTHER, Key.of(spmm)))
-    assert (recorded_config(spmm), recorded_config(spmv)) == (OTHER, DEFAULT)

@@ -24,7 +24,6 @@ from sparsetir.machine import assume, real_machine
 from sparsetir.planning.plan import requested
 from sparsetir.planning.request import Request
 from sparsetir.records.task import Outcome, Reference
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning import process as processes
 from sparsetir.tuning import serving
 from sparsetir.tuning.case import OperatorCase
@@ -70,22 +69,6 @@ def right(outcome: Outcome) -> None:
     assert 0 < outcome.seconds <= outcome.median
 
 
-def test_an_outcome_says_what_a_config_costs(measurer: Measurer) -> None:
-    outcome = measurer.measure(faulty.RIGHT)
-    right(outcome)
-    assert outcome.compile_seconds > 0.01 and outcome.convert_seconds > 0
-    assert (outcome.padding, outcome.launches, outcome.message) == (0, 1, "")
-    a = measurer.task.matrix
-    least = a.values.nbytes + a.pattern.coords[1].nbytes + a.pattern.indptr.nbytes
-    assert least <= outcome.bytes < least + 1000
-
-
-def test_a_hopeless_config_is_not_measured_to_the_end(measurer: Measurer) -> None:
-    outcome = measurer.measure(faulty.RIGHT, best=1e-9)
-    assert outcome.state == "pruned" and outcome.seconds > 1e-9
-    right(measurer.measure(faulty.RIGHT, best=1.0))
-
-
 def test_wrong_results_are_recorded_and_not_timed(measurer: Measurer) -> None:
     for config in (faulty.Wrong(), faulty.Unwritten()):
         worker = pid(measurer)
@@ -105,24 +88,9 @@ def test_memory_is_limited_anew_for_each_config(measurer: Measurer) -> None:
         right(measurer.measure(faulty.Hungry(limit // 2)))
 
 
-def test_a_refusal_is_one_line_in_the_outcome(measurer: Measurer) -> None:
-    config = sparsetir.schedules.templates.row_tile.RowTile(tile=64, lanes=16)
-    outcome = measurer.measure(config)
-    with pytest.raises(ScheduleError) as error:
-        sparsetir.plan("spmm", measurer.task.matrix, FEAT, config=config)
-    assert outcome.state == "failed"
-    assert outcome.message == f"ScheduleError: {error.value}".splitlines()[0]
-
-
 def test_nothing_is_printed_to_the_terminal(measurer: Measurer, capfd) -> None:
     right(measurer.measure(faulty.Loud()))
     assert capfd.readouterr() == ("", "")
-
-
-def test_what_is_no_config_is_refused(measurer: Measurer) -> None:
-    with pytest.raises(ValueError, match="expected a template of"):
-        measurer.measure("RowTile")
-    right(measurer.measure(faulty.RIGHT))
 
 
 def interrupted(*arguments) -> None:
@@ -319,17 +287,6 @@ class Clocked:
     def finish(self) -> None:
         self.waits += 1
         self.now = max(self.now, self.busy_until)
-
-
-def test_a_disturbance_is_not_hopeless(monkeypatch) -> None:
-    clock = Clocked(monkeypatch, 1e-2)
-
-    def later(seconds: float) -> None:
-        clock.seconds = 1e-3
-
-    monkeypatch.setattr(time, "sleep", later)
-    outcome = timed(clock.call, None, 1e-3)
-    assert outcome.state == "ok" and outcome.seconds == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("seconds", [5.0, 0.1, 0.03, 1e-3, 1e-5])

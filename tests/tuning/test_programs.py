@@ -147,21 +147,6 @@ def test_rows_without_results_of_their_own_are_in_no_blocks(name):
         program_space.apply(Schedule(func), config_of(**chosen))
 
 
-def test_rows_of_two_operands_are_prefetched():
-    func = small("weighted", """
-    with T.sp_iter([I, J, K], "SRS", "weighted") as [i, j, k]:
-        with T.init():
-            OUT[i, k] = 0.0
-        OUT[i, k] = OUT[i, k] + A[i, j] * B[j, k] * W[j, k]
-    """, A="I J", B="N K", W="N K", OUT="I K")  # fmt: skip
-    space = space_of(func, {"feat": 16}, 128, 1)
-    for order in space["weighted.order"]:
-        chosen = {name: values[0] for name, values in space.items()}
-        chosen |= {"weighted.order": order, "weighted.ahead": 4}
-        kernel = sparsetir.build(func, schedule=program_space.apply, config=config_of(**chosen))
-        assert kernel.stages["III"].script().count("llvm.prefetch") == 2, order
-
-
 def test_a_made_schedule_without_choices_changes_nothing():
     sch = Schedule(SPMM)
     program_space.apply(sch, {})
@@ -226,12 +211,6 @@ def test_a_wrong_kernel_is_seen():
     assert right.wrong().startswith("'c': 1 of 91 wrong, the first at [2, 1]: ")
 
 
-def test_an_output_that_is_not_written_is_wrong():
-    case = task()
-    assert np.isnan(case.results[0]["c"]).all()
-    assert "91 of 91 wrong" in case.error({"c": case.results[0]["c"]})
-
-
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_the_interpreter_and_the_default_kernel_say_the_same(monkeypatch, limit):
     monkeypatch.setattr("sparsetir.tuning.program.INTERPRETED", limit)
@@ -239,15 +218,6 @@ def test_the_interpreter_and_the_default_kernel_say_the_same(monkeypatch, limit)
     assert (case.by_kernel is None) == (limit > 0)
     want = PROGRAMS["spmm"].oracle(dict(task().arguments))["c"]
     np.testing.assert_allclose(case.results[1]["c"], want, rtol=1e-4, atol=1e-4)
-
-
-def test_nan_and_infinity_are_right_where_they_are_expected():
-    inputs = arguments(case="nonfinite")
-    case = ProgramTask(SPMM, bound_arguments(SPMM, inputs))
-    assert not np.isfinite(case.results[1]["c"]).all()
-    assert case.error(case.results[1]) is None
-    other = {"c": np.where(np.isfinite(case.results[1]["c"]), case.results[1]["c"], 0)}
-    assert case.error(other) is not None
 
 
 def test_a_worker_gets_what_the_task_is():
@@ -275,24 +245,6 @@ def test_a_key_goes_by_program_arguments_and_schedule(tmp_path):
         file.write_text(text)
         texts.append(task(ScheduleRef.of(load_file(file).apply)).key().reduce)
     assert len({*texts, key.reduce}) == 3
-
-
-def test_a_search_begins_with_what_was_best_for_other_arguments(monkeypatch, tmp_path):
-    best = Choices({"how": "fast"})
-
-    def measured(config):
-        return Outcome("ok", seconds=1e-3 if config == best else 2e-3)
-
-    install(monkeypatch, measured)
-    space = {"how": ["a", "b", "c", "d", "fast"]}
-    options = {
-        "schedule": user_schedules.apply, "space": space, "records": tmp_path / "r.sqlite",
-    }  # fmt: skip
-    first = run(**options)
-    assert first.config == {"how": "fast"} and first.speedup == 2
-    second = run(arguments(case="dense_row"), **options)
-    assert second.key.fingerprint != first.key.fingerprint
-    assert [t.config for t in second.trials[:2]] == [Choices(), best]
 
 
 def test_the_default_schedule_may_be_the_best(monkeypatch):
@@ -377,13 +329,6 @@ from_data({"template": "Choices", "values": {"tile": [1]}})  # ValueError: 'tile
     globals(),
     functools,
 )
-
-
-def test_a_file_that_tunes_when_it_is_imported_is_refused(tmp_path):
-    file = tmp_path / "careless.py"
-    file.write_text("import sparsetir\nsparsetir.tune(None, {})\n")
-    with pytest.raises(RuntimeError, match="put the call under if __name__ == '__main__'"):
-        load_file(file)
 
 
 def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):

@@ -19,17 +19,6 @@ def records(tmp_path):
 # --- one process -----------------------------------------------------------------------------
 
 
-def test_a_record_comes_back_as_it_was(records):
-    records.add(RECORD)
-    records.add(RECORD)  # by its id nothing is there twice
-    assert records.all() == [RECORD]
-    assert records.best(KEY) == RECORD
-    with_heads = replace(KEY, heads=4)
-    records.add(replace(RECORD, key=with_heads, id="1" * 32, default_seconds=None, bytes=None))
-    assert records.best(with_heads).key == with_heads
-    assert records.best(KEY) == RECORD
-
-
 @pytest.mark.parametrize("name", [f.name for f in fields(Key)])
 def test_a_record_is_for_all_of_its_key(records, name):
     records.add(RECORD)
@@ -37,23 +26,6 @@ def test_a_record_is_for_all_of_its_key(records, name):
     other = "1" * 32 if name == "fingerprint" else value + "x" if isinstance(value, str) else 7
     assert records.best(replace(KEY, **{name: other})) is None
     assert replace(KEY, **{name: other}).text() != KEY.text()
-
-
-def test_best_is_the_fastest_of_all_that_are_kept(records):
-    for seconds in (0.3, 0.1, 0.2):
-        records.add(replace(RECORD, seconds=seconds, id=f"{int(10 * seconds):032x}"))
-    assert [r.seconds for r in records.all()] == [0.3, 0.1, 0.2]
-    assert records.best(KEY).seconds == 0.1
-
-
-def test_what_was_measured_on_a_slower_machine_is_no_worse(records):
-    """A machine of two speeds: the second config takes 0.7 of the default's time."""
-    for number, seconds, default in ((1, 0.10, 0.11), (2, 0.14, 0.20), (3, 0.05, 0.05)):
-        records.add(replace(RECORD, seconds=seconds, default_seconds=default, id=f"{number:032x}"))
-    assert records.best(KEY).seconds == 0.14
-    # Without a default to compare with, it counts as the default.
-    records.add(replace(RECORD, seconds=0.01, default_seconds=None, id=f"{4:032x}"))
-    assert records.best(KEY).seconds == 0.14
 
 
 def test_reading_creates_nothing(records, tmp_path):
@@ -121,13 +93,6 @@ def test_switched_off(tmp_path, monkeypatch):
     with pytest.raises(RecordError, match="switched off"):
         records.load(tmp_path / "x.json")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_odd_names_of_files(tmp_path):
-    records = Records(tmp_path / "what? 100% #1" / "é & mode=ro.sqlite")
-    records.add(RECORD)
-    assert records.path.exists()
-    assert records.all() == [RECORD]
 
 
 @pytest.mark.parametrize(

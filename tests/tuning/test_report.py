@@ -11,7 +11,7 @@ from sparsetir.runtime import file_errors
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.tuning import progress
 from sparsetir.tuning.progress import Bar
-from sparsetir.tuning.report import ranked, table, write_report
+from sparsetir.tuning.report import table, write_report
 from sparsetir.tuning.sought import operator_search
 from sparsetir.tuning.tuned import Trial
 from tuning import tuned_fake
@@ -75,22 +75,6 @@ def test_table():
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_ranks():
-    best = ranked(tuned_fake.tuned())
-    assert [t.number for t in best] == [6, 7, 5, 1, 8, 0, 4, 2, 3]
-    again = [Trial(8, tuned_fake.trials()[8].config, tuned_fake.outcome(1.0), 1.0)]
-    assert ranked(tuned_fake.tuned(finals=again))[0] is again[0]
-    assert ranked(tuned_fake.tuned([])) == []
-
-
-def test_tables_of_nothing():
-    assert "No config worked." in table(tuned_fake.tuned([]))
-    text = table(tuned_fake.tuned(tuned_fake.trials()[-3:]))
-    assert "3 trials: 0 measured, 1 wrong, 1 crashed, 1 hung" in text
-    no_default = tuned_fake.tuned(tuned_fake.trials()[1:4])
-    assert re.search(r"^1 +52.0 µs +- ", table(no_default), re.MULTILINE)
-
-
 def test_page(tmp_path):
     words, images, length = written(
         tmp_path, tuned_fake.tuned(warnings=["disk <full>"]), graph="a<b>"
@@ -111,15 +95,6 @@ def test_page_shows_the_format(tmp_path):
         result = tuned_fake.tuned(trials, of=tuned_fake.task(given=matrix))
         _, images, length = written(tmp_path, result, graph=r"$\cora$")
         assert "Storage in Hyb(c=1, k=3)" in images and length < 700_000
-
-
-def test_pages_of_nothing(tmp_path):
-    words, _, _ = written(tmp_path, tuned_fake.tuned([], importances={}))
-    assert "No config worked." in words and "There were no trials." in words
-    assert "Too few trials worked to tell." in words
-    words, images, _ = written(tmp_path, tuned_fake.tuned(tuned_fake.trials()[-3:]))
-    assert "no answer for 60 s" in words and "Best configs" not in words
-    assert "Time of each trial" in images
 
 
 def test_pages_of_other_operators(tmp_path):
@@ -169,17 +144,6 @@ def go(bar, clock, total, done=0, each=1.0, default=60e-6):
         bar.step(some[0], best, number // 4, default)
 
 
-def test_elsewhere_a_line_for_each_tenth(clock):
-    out = io.StringIO()
-    bar = Bar("spmm 32", stream=out)
-    go(bar, clock, 1000, each=0.01)
-    bar.end()
-    lines = out.getvalue().splitlines()
-    assert len(lines) == 10
-    assert lines[0] == "spmm 32: trial 100/1000, best 52.0 µs, 1.15x, 24 failed, 9 s left"
-    assert lines[-1] == "spmm 32: trial 1000/1000, best 52.0 µs, 1.15x, 249 failed, 0 s left"
-
-
 def test_trials_of_earlier_runs_take_no_time(clock):
     out = io.StringIO()
     bar = Bar(stream=out)
@@ -200,12 +164,3 @@ def test_a_terminal_has_one_line(clock):
     bar.end()
     assert "\n" not in out.getvalue() and not out.getvalue().rsplit("\r", 2)[1].strip()
     bar.end()  # as after Ctrl-C in a run that ended its bar
-
-
-def test_the_stream_is_stderr(capsys):
-    bar = Bar()
-    bar.begin(1)
-    bar.step(tuned_fake.trials()[0], None, 0, None)
-    bar.end()
-    captured = capsys.readouterr()
-    assert not captured.out and captured.err == "trial 1/1, no result yet, 0 s left\n"

@@ -135,49 +135,12 @@ def tried(store):
     return [config for config, _ in store.tried()]
 
 
-def test_a_trial_that_runs_is_taken_for_as_long_as_it_may_take(tmp_path):
-    first = store(tmp_path / "db")
-    first.claim(tile(2))
-    assert tried(first) == [tile(2)] == tried(store(tmp_path / "db"))
-    assert tried(store(tmp_path / "db", patience=0.0)) == []
-    first.claim(tile(1))  # the default, which each process measures itself
-    assert tried(store(tmp_path / "db")) == [tile(2)]
-    first.close()
-    assert tried(store(tmp_path / "db")) == []
-
-
-def test_outcomes_come_back(tmp_path):
-    first, second = store(tmp_path / "db"), store(tmp_path / "db")
-    outcomes = [
-        Outcome("ok", seconds=0.5, median=0.6, padding=0.1, bytes=7, extra={"times": 3}),
-        Outcome("pruned", seconds=2.0), Outcome("crashed", message="SIGSEGV"),
-    ]  # fmt: skip
-    trials = [first.finish(first.claim(tile(n)), o, 1.0 * n) for n, o in enumerate(outcomes, 1)]
-    second.refresh()
-    assert first.done() == second.done() == trials == store(tmp_path / "db").done()
-    assert second.default_trial() == trials[0] and not second.warnings
-    study = optuna.load_study(study_name="name", storage=f"sqlite:///{tmp_path / 'db'}")
-    assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED", "FAIL"]
-    assert study.best_value == 0.5
-
-
 @pytest.mark.parametrize("of", ["to_data", "asdict"])
 def test_trials_of_another_version_are_left_out(tmp_path, monkeypatch, of):
     mine = store(tmp_path / "db")
     monkeypatch.setattr(trial_store, of, lambda _: {"template": "Gone"})
     mine.finish(mine.claim(tile(1)), Outcome("ok", seconds=1.0), 1.0)
     assert mine.done() and store(tmp_path / "db").done() == []
-
-
-def test_a_database_in_place_of_the_file(monkeypatch, tmp_path, file):
-    fake = install(monkeypatch)
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    first = run("", storage=url, trials=5)
-    second = run(file, storage=url, trials=8)
-    assert order(second)[:5] == order(first) and len(second.trials) == 8
-    assert len(fake.log) == 8 + 2 * 9
-    assert len(Records(file).all()) == 1
-    assert {p.name for p in tmp_path.iterdir()} == {"shared.db", "records.sqlite"}
 
 
 def test_a_full_disk(monkeypatch, file):

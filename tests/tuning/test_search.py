@@ -20,10 +20,9 @@ from sparsetir.planning import request
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.spaces import Branch, Space
-from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning import search
-from sparsetir.tuning.propose import Proposer, importances
+from sparsetir.tuning.propose import Proposer
 from sparsetir.tuning.report import ranked
 from sparsetir.tuning.search import tune
 from sparsetir.tuning.tuned import MARGIN
@@ -59,17 +58,6 @@ def test_the_same_seed_tries_the_same_in_the_same_order(monkeypatch, sampler):
     defaults = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)
     assert [trial.config for trial in first.trials[: len(defaults)]] == defaults
     assert first.default == defaults[0]
-
-
-def test_exhaustive_measures_every_config_once(monkeypatch):
-    """The sampler that auto chooses for few configs."""
-    install(monkeypatch)
-    tuned = run(sampler="exhaustive", trials=1)
-    assert len(set(order(tuned))) == len(tuned.trials) > 40
-    assert any(isinstance(trial.config, Decomposed) for trial in tuned.trials)
-    assert tuned.best.outcome.seconds == min(seconds_of(trial.config) for trial in tuned.trials)
-    assert order(run(sampler="auto", trials=len(tuned.trials))) == order(tuned)
-    assert order(run(sampler="auto", trials=20)) == order(run(sampler="tpe", trials=20))
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
@@ -224,15 +212,6 @@ def test_the_winner_is_not_the_luckiest(monkeypatch):
     assert tuned.speedup == pytest.approx(default / tuned.best.outcome.seconds)
 
 
-def test_all_are_measured_beside_the_default(monkeypatch):
-    fake = install(monkeypatch)
-    tuned = run()
-    first, *others = fake.references
-    assert first is None  # the default itself
-    assert {r.config for r in others} == {tuned.default}
-    assert {r.seconds for r in others} == {seconds_of(tuned.default)}
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_where_the_default_does_not_run_there_is_nothing_to_measure_beside(monkeypatch, workers):
     default = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)[0]
@@ -244,13 +223,6 @@ def test_where_the_default_does_not_run_there_is_nothing_to_measure_beside(monke
     monkeypatch.setattr(search, "_places", lambda count, *rest: [{}] * count)
     assert run(workers=workers).speedup is None
     assert set(fake.references) == {None}
-
-
-def test_other_workers_wait_for_the_default(monkeypatch):
-    monkeypatch.setattr(search, "_places", lambda count, *rest: [{}] * count)
-    fake = install(monkeypatch, delay=0.05)
-    run(workers=3)
-    assert fake.references[0] is None and None not in fake.references[1:]
 
 
 @pytest.mark.parametrize(("gain", "stays"), [(1.01, True), (1.05, False)])
@@ -265,30 +237,6 @@ def test_the_default_stays_where_little_is_gained(monkeypatch, gain, stays):
     assert (tuned.config == default) == stays
     assert ranked(tuned)[0] == tuned.best
     assert tuned.speedup == pytest.approx(1.0 if stays else gain)
-
-
-def test_the_best_and_its_plan(monkeypatch):
-    def measure(config):
-        return Outcome("ok", seconds=(getattr(config, "tile", None) or 100) + seconds_of(config))
-
-    install(monkeypatch, measure)
-    tuned = run(sampler="exhaustive")
-    assert tuned.config.tile == min(getattr(t.config, "tile", None) or 100 for t in tuned.trials)
-    assert sum(tuned.importances.values()) == pytest.approx(1)
-    assert tuned.plan().config == tuned.config
-
-
-def test_importances():
-    values = {"tile": tuple(range(1, 9)), "prefetch": tuple(range(8))}
-    space = Space((Branch("RowTile", values, lambda **chosen: RowTile(lanes=1, **chosen)),))
-    tried = [
-        (config, Outcome("ok", seconds=config.tile + config.prefetch / 100))
-        for _, config in space.points()
-    ]
-    tried.append((tried[0][0], Outcome("crashed")))
-    shares = importances(space, tried)
-    assert shares["RowTile.tile"] > 0.8 and sum(shares.values()) == pytest.approx(1)
-    assert importances(space, tried[:1]) == {}
 
 
 def test_progress(monkeypatch):
