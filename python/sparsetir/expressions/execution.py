@@ -72,7 +72,7 @@ class BoundExpression:
     def programs(self, operands: Mapping[str, Operand]) -> list[SparseFunc]:
         """The programs in the order of their computation."""
         if self.compiled.open_form is not None:
-            return [unit.func for unit in self.compiled.assembling]
+            return [(self.compiled.together or self.compiled.whole).func]
         return [bound.unit.func for bound in self.bound(operands)]
 
     def program(
@@ -86,7 +86,10 @@ class BoundExpression:
         Outputs that are only written are not among the arguments.
         """
         this, sparse = self.compiled, self.compiled.open_form is not None
-        unit = this.whole if sparse else self._units(patterns_of(operands), False)[0]
+        if sparse:
+            unit = this.together or this.whole
+        else:
+            (unit,) = self._units(patterns_of(operands), False)
         params = [str(p.name) for p in unit.func.params]
         arguments = arguments_of(unit, params, self.sizes, operands, this.idtype)
         if this.statement.accumulates:
