@@ -159,7 +159,7 @@ def assemble(func: SparseFunc, result: str | None = None) -> Assembly:
     ----------
     func : SparseFunc
         Of stage I, as written: iterations over rows first, then over columns in any way, once and
-        in order, or several times. The initial value is a constant, set by the `init` of the only
+        in order, or several times. The initial value is a constant, set by the `init` of the first
         iteration or by an iteration over dense rows and columns before all others.
     result : str, optional
         The name of the result's buffer or parameter: over a dense axis of rows, an axis of columns,
@@ -372,7 +372,11 @@ class _Assembler:
     def _first(self, iterations: list[SparseIteration]) -> tuple[Any, list[SparseIteration]]:
         """The initial value, None where elements are set directly; and the other iterations."""
         out, (it, *others) = self.out, iterations
-        if others:
+        if any(x.init is not None for x in others):
+            self.refuse(
+                f"expected a T.init() in the first of several iterations, '{it.name}', alone"
+            )
+        if others and it.init is None:
             by_axes = dict(zip(it.vars, it.axes, strict=False))
             index = self.index_of(it)
             whole = [by_axes.get(i) for i in index]
@@ -380,11 +384,11 @@ class _Assembler:
             same = all(
                 a is not None and a.same_as(b) for a, b in zip(whole, self.axes, strict=True)
             )
-            if any(x.init is not None for x in iterations) or not alone or not same:
+            if not alone or not same:
                 self.refuse(
                     f"iteration '{it.name}': expected the first of several to write a constant "
-                    f"over the axes of '{out.name}', {[a.name for a in self.axes]}, and others to "
-                    "have no T.init()"
+                    f"over the axes of '{out.name}', {[a.name for a in self.axes]}, or to have a "
+                    "T.init()"
                 )
             return self._constant(it.body), others
         if it.init is None:

@@ -25,6 +25,7 @@ from sparsetir.expressions.traced import einsum_op
 from sparsetir.expressions.trees import Access, Affine, indices_of
 from sparsetir.expressions.unit import MOST_CHANGES, Bound, Unit
 from sparsetir.expressions.visits import Drivers
+from sparsetir.runtime import pool
 from sparsetir.runtime.assembled import AssembledKernel
 from sparsetir.runtime.bound_arguments import bound_arguments
 from sparsetir.runtime.kernel import Kernel
@@ -362,6 +363,17 @@ def test_sparse_results(row):
             text.replace("-", "+").replace("relu", "abs").replace("(+", "(").replace(", +", ", ")
         )
         assert result.nnz == np.count_nonzero(reference(added, ones))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_plans_of_sparse_results_with_many_elements(monkeypatch, threads):
+    """Bounds of all rows together, and of each, serve the values at the pattern, too."""
+    monkeypatch.setattr(pool, "count", lambda: threads)
+    rng = np.random.default_rng(0)
+    a, b = (sp.random_array((3000, 40), density=0.3, format="csr", rng=rng) for _ in "ab")
+    run = sparsetir.plan("C[i,j] = A[i,j] + B[i,j]", A=a, B=b, format="csr")
+    for _ in range(2):
+        assert abs(run().to_scipy() - (a + b)).max() < 1e-12
 
 
 def test_rows_that_are_not_stored_are_rows_of_the_result():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ from sparsetir.expressions.compiled import Compiled
 from sparsetir.expressions.declarations import Key
 from sparsetir.expressions.levels import LevelArrays, coordinates, level_arrays
 from sparsetir.expressions.operands import Operand, patterns_of
+from sparsetir.expressions.storage import COMPRESSED, DENSE
 from sparsetir.expressions.unit import Unit, fixed_arguments
 from sparsetir.formats.pattern import Pattern
+from sparsetir.planning.sparse_results import gathering_pays
 from sparsetir.runtime.arrays import plain_view, to_numpy
 from sparsetir.runtime.assembled import AssembledKernel, CsrArrays, Numeric
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -38,8 +39,8 @@ class Assembling:
         self._shape = tuple(sizes[n] for n in compiled.statement.result.plain)
         self._kind = SparseMatrix if len(self._shape) == 2 else SparseTensor
         self._pattern: Pattern | None = None
-        self._phases: list[tuple[Numeric, Unit, dict[Key, LevelArrays]]] = []
-        self._settled: list[tuple[dict[str, Any], dict[Key, LevelArrays]]] = []
+        self._numeric: tuple[Numeric, Unit, dict[Key, LevelArrays]] | None = None
+        self._settled: dict[int, tuple[dict[str, Any], dict[Key, LevelArrays]]] = {}
 
     def __call__(self, operands: Mapping[str, Operand]) -> SparseTensor:
         """Compute the result."""
@@ -47,11 +48,8 @@ class Assembling:
             result = self.assembled(operands)
             self._pattern = result.pattern
             return result
-        if not self._phases:
-            units = zip(self._compiled.assembling, self._known(operands), strict=True)
-            self._phases = [self._numeric(unit, *known, operands) for unit, known in units]
-        parts = [numeric(values_of(unit, kept, operands)) for numeric, unit, kept in self._phases]
-        values = reduce(lambda total, part: np.add(total, part, out=total), parts)
+        numeric, unit, kept = self._numeric = self._numeric or self._at_pattern(operands)
+        values = numeric(values_of(unit, kept, operands))
         return self._kind.of_stored(Stored(self._pattern, values))
 
     def pattern(self, operands: Mapping[str, Operand]) -> Pattern:
@@ -77,41 +75,51 @@ class Assembling:
 
     def assembled(self, operands: Mapping[str, Operand]) -> SparseTensor:
         """Compute the result with the pattern that the programs visit."""
-        parts = list[Any]()
-        units = zip(self._compiled.assembling, self._known(operands), strict=True)
-        for unit, (known, kept) in units:
-            kernel, arguments = unit.assembled, known | values_of(unit, kept, operands)
-            result = (
-                kernel.assembled(arguments, kernel.bounds(arguments))
-                if isinstance(kernel, AssembledKernel)
-                else kernel(**arguments)
-            )
-            if isinstance(result, CsrArrays) and len(self._shape) == 2:
-                pattern = Pattern.from_csr(result.indptr, result.indices, self._shape, check=False)
-            else:
-                pattern = Pattern(coordinates(result, self._shape), self._shape)
-            parts.append(self._kind.of_stored(Stored(pattern, result.values)))
-        return parts[0].add(*parts[1:]) if len(parts) > 1 else parts[0]
+        unit = self._unit(operands)
+        known, kept = self._known(unit, operands)
+        kernel, arguments = unit.assembled, known | values_of(unit, kept, operands)
+        result = (
+            kernel.assembled(arguments, kernel.bounds(arguments))
+            if isinstance(kernel, AssembledKernel)
+            else kernel(**arguments)
+        )
+        if isinstance(result, CsrArrays) and len(self._shape) == 2:
+            pattern = Pattern.from_csr(result.indptr, result.indices, self._shape, check=False)
+        else:
+            pattern = Pattern(coordinates(result, self._shape), self._shape)
+        return self._kind.of_stored(Stored(pattern, result.values))
+
+    def _unit(self, operands: Mapping[str, Operand]) -> Unit:
+        """The program of the result.
+
+        Rows of several terms are added one after the other where their pattern is known, so that
+        they need no bitmap, or where their elements are worth one.
+        """
+        this = self._compiled
+        if this.together is None or self._form.levels != DENSE + COMPRESSED:
+            return this.together or this.whole
+        stored = [p.nnz for p in patterns_of(operands).values()]
+        known = self._pattern is not None
+        return this.whole if known or gathering_pays(self._shape, stored) else this.together
 
     def _known(
-        self, operands: Mapping[str, Operand]
-    ) -> list[tuple[dict[str, Any], dict[Key, LevelArrays]]]:
-        """For each unit the arguments that depend on sizes and patterns, and operands' levels."""
-        if not self._settled:
-            patterns, idtype = patterns_of(operands), self._compiled.idtype
-            for unit in self._compiled.assembling:
-                known, kept = fixed_arguments(unit, self._sizes, patterns, idtype)
-                known = {n: plain_view(known[n]) for n in unit.assembled.params if n in known}
-                self._settled.append((known, kept))
-        return self._settled
+        self, unit: Unit, operands: Mapping[str, Operand]
+    ) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
+        """The arguments that depend on sizes and patterns, and operands' levels."""
+        if id(unit) not in self._settled:
+            idtype = self._compiled.idtype
+            known, kept = fixed_arguments(unit, self._sizes, patterns_of(operands), idtype)
+            known = {n: plain_view(known[n]) for n in unit.assembled.params if n in known}
+            self._settled[id(unit)] = known, kept
+        return self._settled[id(unit)]
 
-    def _numeric(
-        self, unit: Unit, known: Mapping[str, Any], kept: dict[Key, LevelArrays],
-        operands: Mapping[str, Operand],
-    ) -> tuple[Numeric, Unit, dict[Key, LevelArrays]]:  # fmt: skip
-        """The kernel of a unit that computes values at the pattern, and its operands' levels."""
+    def _at_pattern(
+        self, operands: Mapping[str, Operand]
+    ) -> tuple[Numeric, Unit, dict[Key, LevelArrays]]:
+        """The kernel that computes values at the pattern, its unit, and its operands' levels."""
+        unit, levels = self._unit(operands), self._levels(operands)
+        known, kept = self._known(unit, operands)
         kernel, arguments = unit.assembled, {**known, **values_of(unit, kept, operands)}
-        levels = self._levels(operands)
         if isinstance(kernel, AssembledKernel):
             return kernel.at(*levels[-1], arguments, kernel.bounds(arguments)), unit, kept
         return kernel.at(levels, arguments), unit, kept

@@ -22,14 +22,7 @@ from sparsetir.expressions.invariants import may_be_hoisted
 from sparsetir.expressions.notation import in_semiring, parse
 from sparsetir.expressions.operands import Operand, idtype_of
 from sparsetir.expressions.program import Program, program
-from sparsetir.expressions.storage import (
-    COMPRESSED,
-    DENSE,
-    Storage,
-    csf_levels,
-    result_storage,
-    storage,
-)  # fmt: skip
+from sparsetir.expressions.storage import Storage, csf_levels, result_storage, storage
 from sparsetir.expressions.trees import Access, Call, Statement, accesses
 from sparsetir.expressions.unit import Unit
 from sparsetir.expressions.visits import drivers
@@ -153,27 +146,24 @@ class Compiled:
         return out
 
     @cached_property
-    def assembling(self) -> list[Unit]:
-        """Programs whose sparse results are added: one per term if by rows, else a single one."""
-        *before, last = self.steps
-        value = reduce(lambda x, y: Call("+", (x, y)), [t.value for t in last.terms])
-        parts = [replace(last, terms=(t,)) for t in last.terms]
-        if not any(t.over for t in last.terms) and last.op == "sum":
-            where = domain(
-                value, lambda x: self.forms[x.name].sparse if x.name in self.forms else False
-            )
-            if drivers(where, lambda x: None not in x.plain).exact:
-                parts = [replace(last, terms=(Term(value, ()),))]
-        assert self.open_form is not None
-        if self.open_form.levels != DENSE + COMPRESSED and len(parts) > 1:
-            parts = [last]
-        return [self._assembling([*before, part]) for part in parts]
+    def whole(self) -> Unit:
+        """One program of the sparse result, which adds one term after the other."""
+        return self._assembling(self.steps)
 
     @cached_property
-    def whole(self) -> Unit:
-        """One program with the sparse result, of all terms."""
-        one = len(self.assembling) == 1
-        return self.assembling[0] if one else self._assembling(self.steps)
+    def together(self) -> Unit | None:
+        """The program that co-iterates all terms, if none is a reduction and they determine what is
+        visited."""
+        *before, last = self.steps
+        if len(last.terms) == 1 or last.op != "sum" or any(t.over for t in last.terms):
+            return None
+        value = reduce(lambda x, y: Call("+", (x, y)), [t.value for t in last.terms])
+        where = domain(
+            value, lambda x: self.forms[x.name].sparse if x.name in self.forms else False
+        )
+        if not drivers(where, lambda x: None not in x.plain).exact:
+            return None
+        return self._assembling([*before, replace(last, terms=(Term(value, ()),))])
 
     def _assembling(self, steps: Sequence[Assignment]) -> Unit:
         form = self.open_form

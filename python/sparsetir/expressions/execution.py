@@ -72,7 +72,7 @@ class BoundExpression:
     def programs(self, operands: Mapping[str, Operand]) -> list[SparseFunc]:
         """The programs in the order of their computation."""
         if self.compiled.open_form is not None:
-            return [unit.func for unit in self.compiled.assembling]
+            return [(self.compiled.together or self.compiled.whole).func]
         return [bound.unit.func for bound in self.bound(operands)]
 
     def program(
@@ -86,7 +86,10 @@ class BoundExpression:
         Outputs that are only written are not among the arguments.
         """
         this, sparse = self.compiled, self.compiled.open_form is not None
-        unit = this.whole if sparse else self._units(patterns_of(operands), False)[0]
+        if sparse:
+            unit = this.together or this.whole
+        else:
+            (unit,) = self._units(patterns_of(operands), False)
         params = [str(p.name) for p in unit.func.params]
         arguments = arguments_of(unit, params, self.sizes, operands, this.idtype)
         if this.statement.accumulates:
@@ -244,10 +247,10 @@ def _is_disjoint(out: Any, values: Iterable[Any]) -> bool:
 
 def _same(new: Pattern | None, old: Pattern | None) -> bool:
     """Whether two operands of the same shape are both dense, or store the same elements."""
-    if new is None or old is None:
+    if new is old or new is None or old is None:
         return new is old
     pairs = zip(new.coords, old.coords, strict=True)
-    return new is old or all(np.array_equal(x, y) for x, y in pairs)
+    return all(np.array_equal(x, y) for x, y in pairs)
 
 
 def _layout(options: Options, values: Any) -> Any:
@@ -381,17 +384,17 @@ class ExpressionPlan:
         if old is None:
             names = ", ".join(self._operands)
             raise TypeError(f"plan: argument '{name}': expected one of {names}")
-        new = read("plan", name, x)
-        if old.pattern is not None and new.pattern is None and new.shape == (old.pattern.nnz,):
-            new = new._replace(shape=old.shape, pattern=old.pattern)
+        new, pattern = read("plan", name, x), old.pattern
+        if pattern is not None and new.pattern is None and new.shape == (pattern.nnz,):
+            new = Operand(new.values, old.shape, new.dtype, pattern)
         if not old.shape and new.constant and np.can_cast(new.dtype, old.values.dtype, "same_kind"):
             return old._replace(values=new.values.astype(old.values.dtype))
-        if (new.shape, new.dtype) != (old.shape, old.dtype) or not _same(new.pattern, old.pattern):
+        if (new.shape, new.dtype) != (old.shape, old.dtype) or not _same(new.pattern, pattern):
             expected = f"{old.shape} {old.dtype}"
-            if old.pattern is not None:
-                expected = f"{(old.pattern.nnz,)} {old.dtype}, or a tensor with the plan's pattern"
+            if pattern is not None:
+                expected = f"{(pattern.nnz,)} {old.dtype}, or a tensor with the plan's pattern"
             raise wrong("plan", name, expected, f"{new.shape} {new.dtype}")
-        return old._replace(values=new.values, steady=new.steady)
+        return Operand(new.values, old.shape, old.dtype, pattern, old.constant, new.steady)
 
     def __repr__(self) -> str:
         return f"<sparsetir.ExpressionPlan {self._expression.compiled.statement.text}>"

@@ -136,6 +136,9 @@ def _converted(
         return _typed(idtype, [(ends, pattern.coords[0])])
     if levels == REPEATED + SLOTS:
         return _typed(idtype, [(ends, pattern.coords[0]), (None, pattern.coords[1])], slots=1)
+    natural = order == tuple(range(len(order)))
+    if levels == DENSE + COMPRESSED and natural:
+        return _typed(idtype, [(None, None), (pattern.indptr, pattern.columns)])
     tensor = SparseTensor.of_stored(Stored(pattern, np.ones(nnz, np.int8), None))
     if levels == DENSE + SLOTS:
         part = tensor.to(ELL()).parts[0]
@@ -147,7 +150,6 @@ def _converted(
             slots=part.shape[0] // max(1, pattern.shape[0]),
         )
         return LevelArrays(typed.arrays, typed.lengths, take, pattern.nnz)
-    natural = order == tuple(range(len(order)))
     arrays: list[tuple[np.ndarray | None, np.ndarray | None]] = [(None, None)]
     take = None
     if natural and len(order) == 2:

@@ -33,7 +33,7 @@ from sparsetir.schedules.row_orders import RowOrders, row_orders
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.templates.spmv import SlicedRows, apply, numbers
 from sparsetir.sparse_ir.gradient import gradient, transposed_axes
-from sparsetir.sparse_ir.nodes import stores_of
+from sparsetir.sparse_ir.nodes import Axis, stores_of
 
 GRAD = ""  # the operand that stands for the gradient of a result
 MOST_CHANGES = 3  # changes of values, after which they are no longer packed
@@ -73,6 +73,16 @@ class Unit(Program):
         """The parameters for values that are read, in order."""
         params = {str(p.name) for p in self.func.params}
         return [name for name in self.values if name in params and name != self.result]
+
+    @cached_property
+    def arrays(self) -> dict[Key, tuple[PatternAxes, list[tuple[str, str, str]]]]:
+        """For each pattern the parameters of each level: `indptr`, `indices`, and their number."""
+        axes = {str(a.name): a for a in self.func.axes}
+        out: dict[Key, tuple[PatternAxes, list[tuple[str, str, str]]]] = {}
+        for key, p in self.patterns.items():
+            if all(n in axes for n in p.axes):  # a gradient may not need the pattern
+                out[key] = p, [_parameters(axes[n]) for n in p.axes]
+        return out
 
     @cached_property
     def assembled(self) -> AssembledKernel | LevelsKernel:
@@ -126,24 +136,27 @@ class Unit(Program):
         return replace(self, func=derived, values=values, result=result, patterns=patterns)
 
 
+def _parameters(axis: Axis) -> tuple[str, str, str]:
+    """The parameters of an axis for `indptr`, `indices`, and their number; "" where it has none."""
+    of = axis.indptr, axis.indices, axis.nnz_cols if axis.nnz is None else axis.nnz
+    ptr, idx, count = ("" if x is None else str(getattr(x, "name", "")) for x in of)
+    return ptr, idx, count
+
+
 def fixed_arguments(
     unit: Unit, sizes: Mapping[object, int], patterns: Mapping[str, Pattern], idtype: str
 ) -> tuple[dict[str, Any], dict[Key, LevelArrays]]:
     """The arguments that depend on sizes and patterns, by name, and the stored patterns."""
     known: dict[str, Any] = {p: sizes[of] for p, of in unit.sizes.items() if of in sizes}
-    axes = {str(a.name): a for a in unit.func.axes}
     kept: dict[Key, LevelArrays] = {}
-    for key, p in unit.patterns.items():
-        if not all(n in axes for n in p.axes):
-            continue  # a gradient may not need the pattern
+    for key, (p, names) in unit.arrays.items():
         kept[key] = level_arrays(patterns[p.operand], p.levels, p.dims, idtype)
-        for name, (ptr, idx), n in zip(p.axes, kept[key].arrays, kept[key].lengths, strict=True):
-            axis = axes[name]
+        levels = zip(names, kept[key].arrays, kept[key].lengths, strict=True)
+        for (indptr, indices, number), (ptr, idx), n in levels:
             if idx is not None:
-                count = axis.nnz if ptr is not None else axis.nnz_cols
-                known |= {str(axis.indices.name): idx, str(count.name): n}
+                known[indices], known[number] = idx, n
             if ptr is not None:
-                known[str(axis.indptr.name)] = ptr
+                known[indptr] = ptr
     return known, kept
 
 

@@ -239,10 +239,16 @@ def combined(op: str, matrices: Sequence[Csr], mask: Csr | None = None) -> Csr:
 def is_gathered(op: str, matrices: Sequence[Csr], known: bool = False) -> bool:
     """Whether a sum adds one operand after the other to a workspace: for many operands whose rows
     are worth its bitmap, and always at a known pattern, which needs none."""
-    if op not in ("add", "subtract") or known or len(matrices) < GATHERED:
+    if op not in ("add", "subtract") or known:
         return known and op in ("add", "subtract")
-    rows, columns = matrices[0].shape
-    return columns * rows <= GROUP * WORTH * sum(len(x.indices) for x in matrices)
+    return gathering_pays(matrices[0].shape, [len(x.indices) for x in matrices])
+
+
+def gathering_pays(shape: Shape, elements: Sequence[int]) -> bool:
+    """Whether a sum of matrices of this shape and these numbers of elements has many operands,
+    whose rows are worth a bitmap."""
+    rows, columns = shape
+    return len(elements) >= GATHERED and columns * rows <= GROUP * WORTH * sum(elements)
 
 
 def sparse_operation(

@@ -293,7 +293,8 @@ class AssembledKernel:
             if names.members:
                 most = min(most, sum(map(named.__getitem__, names.members)))
                 # There is one part anyway, so bounds per row are not needed.
-                alone = ROOM if pool.count() == 1 and not self.has_levels else alone
+                if most >= alone and pool.count() == 1 and not self.has_levels:
+                    alone = ROOM
             if most < alone:
                 return _joint_bounds(rows, columns, most, names.idtype)
         signature, width = kernel.signature, np.zeros(2, np.int64)
@@ -391,7 +392,7 @@ class AssembledKernel:
     def _parts(self, bounds: Bounds, first: int, last: int, threads: int | None) -> np.ndarray:
         """The starts of the parts of rows from `first` to `last`, and the last part's end."""
         ends, step = bounds.ends, bounds.step
-        if not self.programs.parted or ends[-1] < WORK_OF_A_PART:
+        if not self.programs.parted or bounds.part is not None or ends[-1] < WORK_OF_A_PART:
             return np.array([first, last], self._idtype)
         total = int(ends[last] - ends[first])
         parts = min(threads or pool.count(), 1 + total // WORK_OF_A_PART)
