@@ -74,7 +74,8 @@ def test_layers(name):
         assert_close([call(*args)], [model(*args)])
     assert all(graph.found for graph in backend.graphs)
     assert name in LEFT or not any(graph.left for graph in backend.graphs)
-    assert all(prelude.runs == 1 for prelude in preludes(backend))
+    # Graphs with and without gradients may share what follows from edges.
+    assert all(prelude.runs <= 1 for prelude in preludes(backend))
 
 
 # -- edges ----------------------------------------------------------------------------------------

@@ -76,6 +76,28 @@ def test_gradients_of_elements_are_concatenated(order, dim):
     assert not {aten.select_backward.default, aten.add.Tensor} & set(targets)
 
 
+def test_gradients_of_elements_of_whole_slices_are_concatenated():
+    def function(x):
+        def gradient(part, n):
+            element = aten.select_backward(part * 2, [4, 3], 1, n)
+            return aten.slice_backward(element, [4, 3], 0, 0, 2**63 - 1, 1)
+
+        return [sum_of([gradient(part, n) for n, part in enumerate(x)]) * 2]
+
+    _, targets = rewritten(function, torch.randn(3, 4))
+    assert targets.count(aten.cat.default) == 1
+    assert not {aten.slice_backward.default, aten.clone.default} & set(targets)
+
+
+def test_gradients_of_whole_slices_are_copies_of_results_and_arguments():
+    def function(x, y):
+        whole = lambda z: aten.slice_backward(z, list(z.shape), 1, 0, 2**63 - 1, 1)  # noqa: E731
+        return [double := y * 2, whole(double), whole(x), whole(y.t() * 2)]
+
+    results, _ = rewritten(function, torch.randn(3, 4), torch.randn(3, 4))
+    assert len({x.untyped_storage().data_ptr() for x in results}) == 4
+
+
 def test_gradients_of_slices_are_concatenated():
     def function(x, y, z):
         at = [(3, 2**63 - 1, 1), (0, 1, 1), (1, 3, 1)]

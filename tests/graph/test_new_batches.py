@@ -128,7 +128,7 @@ def test_layers_that_are_alike_take_turns_on_edges(monkeypatch):
     for n in (0, 1, 1, 0, 2, 0):
         for call in (first, second):
             torch.testing.assert_close(call(x, given[n]), pyg.SimpleConv()(x, given[n]))
-    assert len(prepared) == 6  # each model has a copy of the edges
+    assert len(prepared) == 3  # both models share a copy of the edges
     del given, others, first, second, call
     torch._dynamo.reset()
     gc.collect()
@@ -147,6 +147,32 @@ def test_degrees_are_counted_once_for_all_layers(quick_kernels):
     (graph,) = backend.graphs
     computed = [name for p in graph.preludes for part in p.parts for name in part.computed]
     assert sum(name.startswith("scatter_add") for name in computed) == 1
+
+
+def test_models_share_what_follows_from_edges():
+    """Layers that are compiled one by one copy and sort edges once."""
+
+    def call(x, pairs, at):
+        pairs = pairs[:, pairs[0] != pairs[1]]
+        return torch.zeros_like(x).index_add(0, pairs[1], x[pairs[0]]) + at
+
+    backends, x, pairs = [Backend(), Backend(), Backend()], torch.randn(NODES, 3), edges()
+    for at, backend in enumerate(backends):
+        torch._dynamo.reset()
+        if at == 2:  # another pair of edges counts
+            edited = lambda x, pairs, at: call(x, pairs.flip(0), at)  # noqa: E731
+        else:
+            edited = call
+        run = torch.compile(edited, backend=backend, dynamic=True)
+        y = x.clone().requires_grad_()
+        torch.testing.assert_close(run(y, pairs, at), edited(y, pairs, at))
+    parts = [p for b in backends for g in b.graphs for prelude in g.preludes for p in prelude.parts]
+    assert [part.runs for part in parts] == [1, 0, 1]
+    pairs[0, :5] = 0
+    for part in parts:
+        part.runs = 0
+    torch.testing.assert_close(run(y, pairs, at), edited(y, pairs, at))
+    assert sum(part.runs for part in parts) == 1
 
 
 def test_private_indices_that_were_written_to_are_prepared_again():

@@ -327,6 +327,28 @@ def test_few_edges_are_not_worth_it(graphs):
             accelerate(wrong)
 
 
+def test_batches_are_worth_it_from_fewer_edges(graphs):
+    """Where calls differ in their number of edges, all sizes share one graph."""
+    layer = Own(FEATURES, 8)
+
+    def call(count, training=True):
+        x, weight = torch.randn(NODES, FEATURES), torch.rand(count)
+        args = x, edges(count, NODES, count), weight
+        layer.train(training)
+        expected = gradients(layer, layer, *args)
+        with accelerate(compile_from=4 * EDGES):
+            grads = gradients(layer, layer, *args)
+        torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
+
+    call(EDGES)
+    call(EDGES)
+    call(EDGES - 1, training=False)
+    assert not graphs
+    for count in (EDGES // 2, EDGES - 1, EDGES + 2, EDGES):
+        call(count)
+        assert len(graphs) == (count != EDGES // 2)
+
+
 @pytest.mark.parametrize("through", ["eager", "sparsetir"])
 def test_nothing_is_compiled_within_a_compiled_model(through, graphs):
     layer, args = Own(FEATURES, 8), (*given(), W)

@@ -33,11 +33,11 @@ MOVED: dict[Any, Callable[[int, int, Any], int]] = {
 
 def remove_copies(graph: fx.Graph) -> None:
     """Replace copies by their originals, and sums of gradients of parts by concatenations."""
-    for node in reversed(list(graph.nodes)):
-        if node.target == aten.add.Tensor and node.users:
-            _concatenate(graph, node)
-    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
-        _in_order_of_reader(graph, node)
+    for node in graph.find_nodes(op="call_function", target=aten.slice_backward.default):
+        # Torch leaves out a slice that is the whole, as in `x[:, 0]`, but not its gradient.
+        if same_shape(first(node), node):
+            node.target, node.args = aten.clone.default, (first(node),)
+            node.kwargs = {"memory_format": torch.contiguous_format}
     (output,) = graph.find_nodes(op="output")
     # The caller may write to results and to arguments.
     held = set(map(base_of, output.all_input_nodes))
@@ -46,6 +46,11 @@ def remove_copies(graph: fx.Graph) -> None:
         alone = base.op == "call_function" and not held & {node, base}
         if alone and all(map(same, _strides(original), _strides(node))):
             node.replace_all_uses_with(original)
+    for node in reversed(list(graph.nodes)):
+        if node.target == aten.add.Tensor and node.users:
+            _concatenate(graph, node)
+    for node in graph.find_nodes(op="call_function", target=aten.cat.default):
+        _in_order_of_reader(graph, node)
     graph.eliminate_dead_code()
 
 

@@ -8,7 +8,7 @@ a part of it may be computed at another time.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class Part:
     def __init__(self, whole: fx.GraphModule, inside: set[fx.Node]) -> None:
         nodes = list(whole.graph.nodes)
         places = [n for n in nodes if n.op == "placeholder"]
-        arguments = [n for n in places if n in inside or _is_size(n)]
+        arguments = [n for n in places if n in inside or _is_size(n) and n.users.keys() & inside]
         computed = [n for n in nodes if n in inside and n.op == "call_function"]
         self.nodes = [n for n in computed if n.users.keys() - inside]
         self._given = [places.index(n) for n in arguments]
@@ -42,7 +42,8 @@ class Part:
         self.computed = [n.name for n in self._module.graph.nodes if n.op == "call_function"]
         self.results = [n.name for n in self.nodes]
         self.runs = 0
-        self._key = object()  # the key of cached results; an id could be reused
+        # The key of cached results, which layers that are compiled one by one share.
+        self._key = _text(self._module.graph)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "nodes": []}
@@ -276,6 +277,20 @@ def _copied(graph: fx.Graph, nodes: set[fx.Node], alone: set[fx.Node]) -> set[fx
         node.args = map_arg(node.args, copy)
         node.kwargs = map_arg(node.kwargs, copy)
     return set(copies.values())
+
+
+def _text(graph: fx.Graph) -> Hashable:
+    """A text that is equal for graphs that compute the same results; an object of its own for one
+    with constants."""
+    if graph.find_nodes(op="get_attr"):
+        return object()  # an id could be reused
+    numbers = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
+    lines = (
+        (n.op, n.op == "call_function" and str(n.target), map_arg((n.args, n.kwargs), numbers.get))
+        for n in graph.nodes
+        if n.op != "placeholder"
+    )
+    return str([len(graph.find_nodes(op="placeholder")), *lines])
 
 
 def _part(

@@ -18,7 +18,7 @@ from torch._C import _get_tracing_state
 from torch.autograd import forward_ad
 
 from sparsetir.nn.graph import remembered
-from sparsetir.nn.pyg_compiled import HOOKS, METHODS, is_hooked, most_edges, run_layer
+from sparsetir.nn.pyg_compiled import HOOKS, METHODS, is_hooked, most_edges, run_layer, varies
 from sparsetir.ops.cache import is_private, private
 from sparsetir.ops.products import spmm
 from sparsetir.ops.registry import is_transformed
@@ -27,6 +27,9 @@ from sparsetir.runtime.refusals import wrong
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 # Edges of a call from which a layer is compiled, so that a hundred epochs make up for the seconds.
 EDGES = 50_000
+# A layer whose calls differ in their number of edges trains on many batches in each epoch: it is
+# compiled from this share of as many edges, about the fewest that gain (GAT on Zen 5: 5,000).
+SHARE_OF_BATCHES = 1 / 6
 MISSING = object()
 REDUCTIONS = ("sum", "add", "mean", "min", "max")  # of PyG's `spmm`
 # Required attributes of layers, some of them private, which other versions of PyG may lack.
@@ -69,7 +72,8 @@ class accelerate(AbstractContextManager["accelerate"]):
 
     Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, the user's own `MessagePassing`) are
     compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
-    edges, which takes seconds; again in evaluation, and for the second graph of another size. They
+    edges, which takes seconds; again in evaluation, and for the second graph of another size unless
+    graphs differed in size before. They
     have no second derivatives. Layers that torch cannot trace as one graph, or that reduce no
     edges, run unchanged, and so do layers with hooks or under explanation, sparse matrices, and
     `EdgeIndex`. Types are float32, float64, bfloat16, float16, and those of autocast. All layers
@@ -89,7 +93,8 @@ class accelerate(AbstractContextManager["accelerate"]):
     ----------
     compile_from : int, optional
         Edges of a call from which a layer is compiled; None for never. Small graphs gain little, or
-        lose. Of nested uses the innermost counts.
+        lose. A layer whose calls differ in their number of edges, as on mini-batches, is compiled
+        from a sixth as many in its second call. Of nested uses the innermost counts.
 
     Raises
     ------
@@ -235,9 +240,13 @@ class _Patches:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
             least = next(reversed(self._users), None)  # another thread may end
-            if least is None or most_edges((args, kwargs)) < least or _is_product(layer):
+            edges = most_edges((args, kwargs))
+            if least is None or edges < least * SHARE_OF_BATCHES or _is_product(layer):
                 return old(layer, *args, **kwargs)
-            return run_layer(layer, old, args, kwargs)
+            in_batches = varies(layer, edges)
+            if edges < least and not in_batches:
+                return old(layer, *args, **kwargs)
+            return run_layer(layer, old, args, kwargs, in_batches)
 
         return new
 

@@ -46,6 +46,8 @@ Failures = type[Exception] | tuple[type[Exception], ...]
 # Functions by layer and mode, with the exceptions to catch; None if left to PyG.
 _of_layers: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[Run, Failures] | None]]
 _of_layers = WeakKeyDictionary()
+# Numbers of edges of a layer's first call, or None once they differed, by whether it was training.
+_edges: WeakKeyDictionary[nn.Module, dict[bool, int | None]] = WeakKeyDictionary()
 
 
 def most_edges(args: object) -> int:
@@ -54,10 +56,22 @@ def most_edges(args: object) -> int:
     return max((x.shape[1] for x in pairs if x.dim() == 2 and x.shape[0] == 2), default=0)
 
 
+def varies(layer: nn.Module, edges: int) -> bool:
+    """Whether calls of a layer, of which this is one, differ in their number of edges."""
+    seen = _edges.setdefault(layer, {})
+    if seen.setdefault(layer.training, edges) != edges:
+        seen[layer.training] = None
+    return seen[layer.training] is None
+
+
 def run_layer(
-    layer: Any, old: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Call a layer, compiled if possible, else by `old`."""
+    layer: Any, old: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    dynamic: bool = False,
+) -> Any:  # fmt: skip
+    """Call a layer, compiled if possible, else by `old`.
+
+    dynamic : whether to compile it for graphs of all sizes at once, if it is not compiled yet
+    """
     if not _is_usual(layer) or not all(map(_is_plain, tree_leaves((args, kwargs)))):
         return old(layer, *args, **kwargs)
     autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
@@ -66,7 +80,7 @@ def run_layer(
     if mode not in of_layer:
         if any(map(is_lazy, layer.parameters())):  # the first call creates them
             return old(layer, *args, **kwargs)
-        of_layer[mode] = (_function(layer, mode), Exception) if _is_alone(layer) else None
+        of_layer[mode] = (_function(layer, mode, dynamic), Exception) if _is_alone(layer) else None
     compiled = of_layer[mode]
     if compiled is not None:
         run, failures = compiled
@@ -121,14 +135,14 @@ def _is_alone(layer: Any) -> bool:
     return not inner and all(map(_is_plain, (*layer.parameters(), *layer.buffers())))
 
 
-def _function(layer: Any, mode: Hashable) -> Run:
+def _function(layer: Any, mode: Hashable, dynamic: bool) -> Run:
     """The compiled function shared by layers like this one."""
     constants = frozenset((n, x) for n, x in vars(layer).items() if isinstance(x, PLAIN))
     shapes = tuple((x.shape, x.dtype) for x in (*layer.parameters(), *layer.buffers()))
     functions = _functions.setdefault(type(layer), {})
-    key = mode, constants, shapes
+    key = mode, constants, shapes, dynamic
     if key not in functions:
-        functions[key] = _compiled(f"{type(layer).__name__}_{next(_number)}")
+        functions[key] = _compiled(f"{type(layer).__name__}_{next(_number)}", dynamic)
     return functions[key]
 
 
@@ -136,7 +150,7 @@ def _call(layer: Any, args: Any, kwargs: Any) -> Any:
     return layer.forward(*args, **kwargs)
 
 
-def _compiled(name: str) -> Run:
+def _compiled(name: str, dynamic: bool) -> Run:
     """A function that calls layers, compiled at its first call.
 
     Torch keeps graphs, their number and changed sizes per code object: each function has its own.
@@ -144,4 +158,5 @@ def _compiled(name: str) -> Run:
     from sparsetir.graph.backend import strict_backend
 
     function = FunctionType(_call.__code__.replace(co_name=name), globals(), name)
-    return torch.compile(function, backend=strict_backend, fullgraph=True)
+    # None: torch makes sizes symbolic once they change.
+    return torch.compile(function, backend=strict_backend, fullgraph=True, dynamic=dynamic or None)
