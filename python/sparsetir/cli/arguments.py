@@ -30,6 +30,7 @@ OPTIONS = {"weighted": "unweighted"}  # options named differently than a functio
 # Lexers of pygments, by the kind of a stage's text.
 LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+FEAT = 32  # features of operators, unless --feat says so
 
 
 class Failed(Exception):
@@ -105,7 +106,7 @@ def add_operator(out: argparse._ActionsContainer, graph: str, **feat: Any) -> No
     """
     out.add_argument("--graph", help=graph)
     text = "feature sizes" if "nargs" in feat else "features"
-    number(out, "--feat", 1, f"{text} (default: 32)", **feat)
+    number(out, "--feat", 1, f"{text} (default: {FEAT})", **feat)
     out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, or float32")
     out.add_argument("--reduce", choices=REDUCTION_NAMES, help="default: sum")
 

@@ -96,7 +96,8 @@ def _explained(args: argparse.Namespace) -> ProgramExplanation:
     if op:
         program = _plain(args, SparseMatrix(graph), target)
         named = [p.name for p in program.params]
-        values = {"feat": args.feat, **values} if args.feat and "feat" in named else values
+        feat = args.feat or (arguments.FEAT if args.graph else None)
+        values = {"feat": feat, **values} if feat and "feat" in named else values
         graph = graph if args.graph or args.feat and not args.arg else None
     elif expression:
         refused = {name: getattr(args, name) for name in ("graph", "arg", "feat", "reduce")}
@@ -121,6 +122,6 @@ def _plain(args: argparse.Namespace, matrix: SparseMatrix, target: Target) -> Sp
     operator = OPERATORS.get(args.program)
     if operator is None or operator.program is None:
         raise UsageError(f"argument OP|FILE: {args.program} has no program over one matrix")
-    feat = args.feat or (1 if operator.vectors else 32)  # the program takes any number
+    feat = args.feat or (1 if operator.vectors else arguments.FEAT)  # the program takes any number
     options = {"dtype": args.dtype, "reduce": args.reduce or "sum", "target": target}
     return operator.program(requested(args.program, matrix, feat, **options).problem)

@@ -113,7 +113,7 @@ def _operator(
     wanted = requested(
         args.program,
         SparseMatrix(arguments.graph(args.graph or "cora")[1]),
-        args.feat or (1 if operator.vectors else 32),
+        args.feat or (1 if operator.vectors else arguments.FEAT),
         dtype=args.dtype,
         reduce=args.reduce or "sum",
         target=target,
