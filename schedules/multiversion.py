@@ -86,9 +86,9 @@ T = TypeVar("T")
 
 # The least nonzeros per row of B, and features, for which copying it, or a part, pays.
 PACK_DEGREE = 28
-# The same if rows of at least LONG bytes miss the L2 cache; if rows miss the L1 cache and rows of
-# panels do not.
-PACK_DEGREE_FAR, PACK_DEGREE_NEAR, LONG = 12, 10, 2048
+# The same if most rows of B are beyond the L3 cache, or if rows of at least LONG bytes miss the L2
+# cache, or the L1 cache and rows of panels do not.
+PACK_DEGREE_FAR, LONG = 12, 2048
 PACK_FEATURES = 64
 # Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
@@ -352,14 +352,13 @@ def _with_panels(
         wide_panels = _panels(func, reduction, wide, target)
         panels = either(use_wide, wide_panels, panels, ("wide", "narrow"))
         near_pays = tirx.all(
-            nnz >= n * _int64(PACK_DEGREE_NEAR), near, fits,
-            used_again * row > _int64(l1_bytes()), n * row <= _int64(l3_bytes()),
-        )  # fmt: skip
+            near, fits, used_again * row > _int64(l1_bytes()), n * row <= _int64(l3_bytes())
+        )
         long_pays = tirx.all(
             nnz >= n * _int64(PACK_DEGREE_FAR), row >= _int64(LONG),
-            used_again * row > _int64(l2_bytes()),
+            tirx.any(near_pays, used_again * row > _int64(l2_bytes())),
         )  # fmt: skip
-        often = tirx.any(often, near_pays, long_pays)
+        often = tirx.any(often, long_pays)
     often = tirx.all(often, feat >= _int64(least), whole)
     return either(often, panels, rows, ("panels", "rows"))
 

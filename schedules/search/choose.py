@@ -16,7 +16,6 @@ from sparsetir.schedules.multiversion import (
     LONG,
     PACK_DEGREE,
     PACK_DEGREE_FAR,
-    PACK_DEGREE_NEAR,
     PACK_FEATURES,
     WORK_OF_THREADS,
 )
@@ -165,13 +164,14 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     in the L1 cache. (Zen 3, one thread, finite elements and stencils of 25 to 60 nonzeros a row:
     whole rows 1.1 to 1.25 times as fast where the L1 cache misses 13 %, panels 1.1 to 1.7 times
     where it misses 40 % and more.) Panels pay from fewer nonzeros a column on if most rows of B
-    come from beyond the L3 cache (a random graph of 16 to a row: 1.4 to 2.2 times), if rows are
-    long, or if the L1 cache holds rows of panels and not whole ones (Zen 5, one thread, random
-    graphs and bands of 10 to 28 to a row: 1.1 to 1.5, 1.1 to 1.7 times). They are as wide as half
-    of the L3 cache holds, prefetched beyond the L2 cache (1.1 to 1.3 times as fast as
-    two lines of cache at a time, with 2,000 to 30,000 rows), but narrower where that makes rows
-    stay in the L1 cache. With 64 features whole rows, which are prefetched, take 0.8 to 1.05 of the
-    time of two panels, unless the L3 cache holds a panel and not B (100,000 rows: 1.3 to 1.7).
+    come from beyond the L3 cache (a random graph of 16 to a row: 1.4 to 2.2 times), or if long rows
+    miss the L2 cache, or the L1 cache where it holds rows of panels. (Zen 5, one thread, random
+    graphs and bands of 12 to 28 to a row: 0.93 to 1.6 times with 512 features; with 128 and 256,
+    bands 0.76 to 0.9 if B begins at a cache line.) They are as wide as half of the L3 cache holds,
+    prefetched beyond the L2 cache (1.1 to 1.3 times as fast as two lines of cache at a time, with
+    2,000 to 30,000 rows), but narrower where that makes rows stay in the L1 cache. With 64 features
+    whole rows, which are prefetched, take 0.8 to 1.05 of the time of two panels, unless the L3
+    cache holds a panel and not B (100,000 rows: 1.3 to 1.7).
 
     Otherwise a row of B is gathered in one go, all tiles of it, which saves TLB misses: a panel
     brings distant rows together. If B is larger than the L2 cache and a tile of it is not, tiles
@@ -222,12 +222,11 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     narrowest_near = narrowest_near and not near and stats.n * rows[0] > l2_bytes()
     missed = 1.0 if half else stats.missed(row, l1_bytes())
     if stats.feat > (lanes if half else PACK_FEATURES):
-        far = stats.missed(row, l3_bytes() // 2) > 0.5
-        far = far or (row >= LONG and stats.missed(row, l2_bytes()) >= 0.5)
         near_pays = near and missed >= 0.5 and stats.n * row <= l3_bytes()
+        long_pays = row >= LONG and (near_pays or stats.missed(row, l2_bytes()) >= 0.5)
+        far = stats.missed(row, l3_bytes() // 2) > 0.5
         pays = degree >= PACK_DEGREE and missed >= MISSED
-        pays = pays or (degree >= PACK_DEGREE_FAR and far)
-        pays = pays or (degree >= PACK_DEGREE_NEAR and near_pays)
+        pays = pays or (degree >= PACK_DEGREE_FAR and (far or long_pays))
     else:
         pays = stats.feat == PACK_FEATURES and degree >= PACK_DEGREE
         pays = pays and ((narrowest_fits and not fits) or (narrowest_near and missed >= 0.5))
