@@ -17,6 +17,7 @@ from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
+from sparsetir.schedules.templates.spmv import SlicedRows
 
 M, N, FEAT = 24, 18, 16
 MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())
@@ -127,6 +128,20 @@ def test_without_weights(records, runs, name):
         "spmm", FEAT, torch.float32, ones=True
     )
     assert planned.plan.arranges_values and not planned.plan.needs_values
+
+
+@pytest.mark.parametrize("tuned", ["spmv", "spmm"])
+def test_spmv(records, runs, tuned):
+    """Values that come with each run take the config's form for them."""
+    config = SlicedRows(lanes=8, long=64, packed=True)
+    add(records, tuned, config, feat=1)
+    case, x = CASES["edges in any order"], torch.randn(N)
+    values = torch.rand(len(case.rows))
+    for weights_given in (None, values):
+        weights = torch.ones(len(case.rows)) if weights_given is None else weights_given
+        want = expected_spmm(case, weights.double(), x.double()[:, None], "sum", M)[:, 0]
+        assert_close(ops.spmv(case.A, x, values=weights_given), want, "float32")
+    assert runs == [("spmm", config, "record"), ("spmm", config.unpacked, "record")]
 
 
 @pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowTile", "Hyb"])

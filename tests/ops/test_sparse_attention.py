@@ -147,6 +147,15 @@ def test_large_scores_infinities_and_nan():
     assert (result[0, 0, 35:, 0].isnan() == up).all() and up.any() and not up.all()
 
 
+def test_torch_knows_the_operators(by_small_blocks):
+    mask = masks.band(20, 10, 16)
+    inputs = operands(mask, 8, 12)
+    arguments = (*inputs, *mask.rows, *mask.columns, 0.5)
+    torch.library.opcheck(torch.ops.sparsetir.block_attention.default, arguments)
+    elements = (*inputs, *mask.csr, 0.5)
+    torch.library.opcheck(torch.ops.sparsetir.element_attention.default, elements)
+
+
 # -- torch ----------------------------------------------------------------------------------------
 
 

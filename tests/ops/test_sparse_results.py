@@ -34,7 +34,7 @@ def tensor(a: Any, values: Tensor | None = None, dtype: Any = torch.float64) -> 
     return torch.sparse_csr_tensor(*index, values, a.shape)
 
 
-A, B = matrix(0, (6, 7)), matrix(1, (7, 5))
+A, B, D = matrix(0, (6, 7)), matrix(1, (7, 5)), matrix(2, (6, 7))
 
 
 @pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
@@ -96,6 +96,27 @@ def test_second_gradients_of_products(op: str, result: Any) -> None:
 
     torch.testing.assert_close(run(*values).detach(), torch.from_numpy(result.data))
     assert torch.autograd.gradgradcheck(run, values, fast_mode=True)
+
+
+@pytest.mark.parametrize("mask", [None, matrix(3, (6, 5))])
+def test_gradients_of_inner_products(mask: Any) -> None:
+    """Products of all pairs, of some, and of rows with the same number."""
+    values = [torch.from_numpy(x.data).requires_grad_() for x in (A, B.T.tocsr(), D)]
+    pattern = None if mask is None else tensor(mask)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return ops.inner(tensor(A, a), tensor(B.T.tocsr(), b), mask=pattern).values()
+
+    def dots(a: Tensor, d: Tensor) -> Tensor:
+        return ops.vecdot(tensor(A, a), tensor(D, d))
+
+    torch.autograd.gradcheck(run, values[:2])
+    torch.autograd.gradcheck(dots, values[::2])
+    dots(values[0], values[2]).mul_(2).sum().backward()  # a result may be written to
+    expected = ops.spgemm(tensor(A), tensor(B), mask=pattern)
+    torch.testing.assert_close(ops.inner(tensor(A), tensor(B.T.tocsr()), mask=pattern), expected)
+    dense = torch.linalg.vecdot(*(torch.from_numpy(x.toarray()) for x in (A, D)))
+    torch.testing.assert_close(dots(*values[::2]).detach(), dense)
 
 
 @pytest.mark.slow

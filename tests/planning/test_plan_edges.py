@@ -1,5 +1,7 @@
 """Plans of messages, softmax and attention along edges against NumPy, and what they refuse."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,10 +15,13 @@ from ops_table import attention, gspmm
 from ops_table import softmax as row_softmax
 from refusals import refusals
 from sparsetir import SparseMatrix, ops
+from sparsetir.ops import message_kernels
 from sparsetir.planning.plan import requested
+from sparsetir.records.record import Record
 from sparsetir.records.task import Outcome
 from sparsetir.reductions import REDUCERS
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.template import Choices
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning.sought import operator_search
@@ -252,3 +257,57 @@ def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monk
     prepared = task.prepared(best)
     prepared.call()
     assert prepared.wrong() is None
+
+
+def test_operators_of_torch_take_records(records, monkeypatch):
+    """Records serve the same pattern in any order, and no other one; a failure is reported once."""
+    rows, columns = (torch.from_numpy(x).long() for x in A.pattern.coords)
+    order = torch.randperm(A.nnz, generator=torch.Generator().manual_seed(0))
+    edges = torch.stack([columns, rows])[:, order], (N, M)
+    u, e = torch.from_numpy(drawn(N, 2, 8)), torch.from_numpy(drawn(A.nnz, 2, 8))
+    q, v = torch.from_numpy(drawn(M, 2, 8)), torch.from_numpy(drawn(N, 2, 8))
+    kernels = []
+    launch = message_kernels.launch
+
+    def noting(kernel, named):
+        kernels.append(kernel)
+        launch(kernel, named)
+
+    monkeypatch.setattr(message_kernels, "launch", noting)
+
+    def all_of_them():
+        kernels.clear()
+        ops.clear_cache()
+        results = (
+            ops.gspmm(edges, "u_add_e", "max", u, e[order]),
+            ops.attention(edges, q, v, v),
+            ops.edge_softmax(edges, e[order, :, 0].contiguous()),
+        )
+        return list(kernels), results
+
+    def record(op, config, seconds=1e-3, **options):
+        key = requested(op, A, **options).key()
+        records.add(Record(key, to_data(Choices(config)), seconds))
+
+    before, plain = all_of_them()
+    messages = {"feat": 8, "heads": 2, "edge_feat": 8}
+    cases = [
+        ("u_add_e_max", {"gspmm.size": 16}, messages),
+        ("attention", {"score.size": 8}, {"feat": 8, "heads": 2}),
+        ("edge_softmax", {"rows.size": 2}, {"heads": 2}),
+    ]
+    for op, config, options in cases:
+        record(op, config, **options)
+    after, tuned = all_of_them()
+    assert not set(before) & set(after)
+    for a, b in zip(plain, tuned, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    plans = [sparsetir.plan(op, A, **options) for op, _, options in cases]
+    assert [plan.chosen_by for plan in plans] == ["record"] * 3
+    # They share kernels, but for that of messages in another order.
+    assert [plan.kernel in after for plan in plans] == [False, True, True]
+    record("attention", {"gspmm.size": 8}, 1e-4, feat=8, heads=2)  # of messages
+    with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
+        last, _ = all_of_them()
+    assert last[1] in before
+    ops.clear_cache()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tvm import tirx
 
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
@@ -21,6 +22,7 @@ from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_attention import program as edge_program
 from sparsetir.schedules.templates import block_attention as on_cpus
 from sparsetir.schedules.templates.block_attention import BlockTiles
+from sparsetir.sparse_ir.nodes import nodes_of
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
 CUDA = {"kind": "cuda", "arch": "sm_90"}
@@ -189,6 +191,19 @@ def test_attention_and_gradients(name):
     mask = rows_of_blocks(16)[name]
     forward(mask, shape)
     backward(mask, shape)
+
+
+@pytest.mark.parametrize("keys", [None, False, True])
+def test_two_blocks_of_threads_fit_on_a_multiprocessor(keys):
+    """On an A100, rows that are held in registers lie where last stages of others will be."""
+    backward, sizes = block_attention_backward, (64, 128, 128, "float16")
+    program = block_attention.program(block_attention.BlockAttention(*sizes))
+    if keys is not None:
+        program = backward.program(backward.BlockAttentionBackward(*sizes, keys))
+    func = lower(program, apply, DEFAULT, CUDA)["II scheduled"]
+    buffers = [x.buffer for x in nodes_of(tirx.AllocBuffer, func.body)]
+    (size,) = [int(b.ty.shape[0]) for b in buffers if b.ty.storage_scope == "shared.dyn"]
+    assert 2 * (2 * size + 1024) <= 164 * 1024
 
 
 SIZES = {

@@ -62,6 +62,22 @@ def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
         np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
 
 
+def test_each_step_means_the_same() -> None:
+    """The program of the schedule, interpreted before stage II."""
+    problem = Rgms("float16")
+    sch = sparsetir.Schedule(program(problem))
+    apply(sch, TiledRelations(6, 4, rows=3, tile=2, lanes=2, lanes_in=1, depth=3, ranges=2))
+    rng = np.random.default_rng(2)
+    for shape in [(3, 8, 5, 0.3), (1, 1, 1, 1.0), (2, 3, 4, 0.0)]:
+        mask, args = given(problem, shape, (6, 4), rng)
+        args |= {
+            "relations": shape[0], "nnz_rows": len(args["rows"]), "nnz": len(args["indices"]),
+            "feat_in": 6, "feat": 4,
+        }  # fmt: skip
+        sparsetir.interpret(sch.func, args)
+        np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-2, atol=1e-2)
+
+
 def test_bfloat16() -> None:
     """Sums are in float32, and rounded once, where all relations have added to a row."""
     problem, dtype = Rgms("bfloat16", "int64", weighted=False), np.dtype(ml_dtypes.bfloat16)

@@ -31,8 +31,8 @@ SHAPE = (150, 200)  # which no block divides
 GPU = resolve_target({"kind": "cuda", "arch": "sm_80"})
 
 FORMATS = (
-    BSR(32, 32), SRBCRS(8, 16), BSR(8, 8), SRBCRS(16, 32), DBSR(16, 16), BSR(64, 64), SRBCRS(8, 32),
-    BSR(16, 8), DBSR(8, 32), BSR(24, 40), SRBCRS(16, 16), BSR(16, 16), DBSR(64, 64),
+    BSR(32, 32), SRBCRS(16, 16), BSR(8, 8), SRBCRS(16, 32), DBSR(16, 16), BSR(64, 64),
+    SRBCRS(8, 32), BSR(16, 8), DBSR(8, 32), BSR(24, 40), SRBCRS(8, 16), BSR(16, 16), DBSR(64, 64),
 )  # fmt: skip
 TYPES = (
     ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "int32"), ("float16", "float16"),
@@ -45,7 +45,7 @@ FEATURES = (72, 129, 36, 16, 30, 1, 256)
 @pytest.mark.parametrize(
     ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 179), ids=str
 )
-@pytest.mark.default(1)
+@pytest.mark.default(3)
 def test_formats(fmt, types, feat):
     """Each format with each type and any number of features, under three orders of warps."""
     config = TensorCores.for_features(fmt, feat, types[0])

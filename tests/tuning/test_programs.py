@@ -247,6 +247,24 @@ def test_a_key_goes_by_program_arguments_and_schedule(tmp_path):
     assert len({*texts, key.reduce}) == 3
 
 
+def test_a_search_begins_with_what_was_best_for_other_arguments(monkeypatch, tmp_path):
+    best = Choices({"how": "fast"})
+
+    def measured(config):
+        return Outcome("ok", seconds=1e-3 if config == best else 2e-3)
+
+    install(monkeypatch, measured)
+    space = {"how": ["a", "b", "c", "d", "fast"]}
+    options = {
+        "schedule": user_schedules.apply, "space": space, "records": tmp_path / "r.sqlite",
+    }  # fmt: skip
+    first = run(**options)
+    assert first.config == {"how": "fast"} and first.speedup == 2
+    second = run(arguments(case="dense_row"), **options)
+    assert second.key.fingerprint != first.key.fingerprint
+    assert [t.config for t in second.trials[:2]] == [Choices(), best]
+
+
 def test_the_default_schedule_may_be_the_best(monkeypatch):
     install(monkeypatch, lambda config: Outcome("ok", seconds=2e-3 if config else 1e-3))
     tuned = run(schedule=user_schedules.apply, space=user_schedules.SPACE)

@@ -2,15 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
 
 import sparsetir
 from fake_measurer import install
 from refusals import refusals
 from rgms_common import exact
+from sparsetir import ops
+from sparsetir.ops.relations import edge_copies, relations_of
 from sparsetir.planning.plan import requested
+from sparsetir.records.record import Record
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.template import Choices
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.sought import operator_search
 from sparsetir.tuning.tuned import TunedProgram
@@ -59,6 +65,33 @@ def test_a_search_begins_with_the_plans_config_and_ends_with_a_plan(monkeypatch,
     for options in ({"feat_in": 16}, {"weighted": False}, {"threads": 1}, {"dtype": "float64"}):
         other = {"feat_in": 8, "threads": 2, **options}
         assert sparsetir.plan("rgms", A, 32, **other).chosen_by == "default"
+
+
+def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
+    """Plans warn, and take the default; sums of torch's tensors are planned by the same records."""
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    relation, row, column = (torch.from_numpy(c) for c in MASK.nonzero())
+    inputs = [torch.from_numpy(v) for v in (X, W)], torch.stack([column, row]), relation
+
+    def planned():
+        ops.clear_cache()
+        (x, w), *graph = inputs
+        ops.rgms(x, w, *graph, torch.from_numpy(VALUES), num_targets=20)
+        caches = relations_of(*edge_copies(*graph), 15, 20, 3).by_target.made.values()
+        (kept,) = (x for x in caches if isinstance(x, sparsetir.Plan))
+        return kept.chosen_by
+
+    wanted = requested("rgms", A, 32, feat_in=8)
+    (branch,) = wanted.space().branches
+    first = {name: values[0] for name, values in branch.choices.items()}
+    key = wanted.key()
+    assert planned() == "default"
+    Records().add(Record(key, to_data(branch.make(**{**first, "prefetch": 3})), 1e-3))
+    assert planned() == "record"
+    Records().add(Record(key, to_data(Choices({"gone": 3})), 1e-4))
+    with pytest.warns(RuntimeWarning, match="plan: the record with the config .* is not used"):
+        assert planned() == "default"
+    ops.clear_cache()
 
 
 @pytest.mark.slow

@@ -164,3 +164,12 @@ def test_a_terminal_has_one_line(clock):
     bar.end()
     assert "\n" not in out.getvalue() and not out.getvalue().rsplit("\r", 2)[1].strip()
     bar.end()  # as after Ctrl-C in a run that ended its bar
+
+
+def test_the_stream_is_stderr(capsys):
+    bar = Bar()
+    bar.begin(1)
+    bar.step(tuned_fake.trials()[0], None, 0, None)
+    bar.end()
+    captured = capsys.readouterr()
+    assert not captured.out and captured.err == "trial 1/1, no result yet, 0 s left\n"

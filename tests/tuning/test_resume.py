@@ -135,6 +135,17 @@ def tried(store):
     return [config for config, _ in store.tried()]
 
 
+def test_a_trial_that_runs_is_taken_for_as_long_as_it_may_take(tmp_path):
+    first = store(tmp_path / "db")
+    first.claim(tile(2))
+    assert tried(first) == [tile(2)] == tried(store(tmp_path / "db"))
+    assert tried(store(tmp_path / "db", patience=0.0)) == []
+    first.claim(tile(1))  # the default, which each process measures itself
+    assert tried(store(tmp_path / "db")) == [tile(2)]
+    first.close()
+    assert tried(store(tmp_path / "db")) == []
+
+
 @pytest.mark.parametrize("of", ["to_data", "asdict"])
 def test_trials_of_another_version_are_left_out(tmp_path, monkeypatch, of):
     mine = store(tmp_path / "db")

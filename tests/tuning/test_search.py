@@ -20,6 +20,7 @@ from sparsetir.planning import request
 from sparsetir.records.records import Records
 from sparsetir.records.task import Outcome
 from sparsetir.schedules.search.spaces import Branch, Space
+from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_tile import RowTile
 from sparsetir.tuning import search
 from sparsetir.tuning.propose import Proposer
@@ -58,6 +59,17 @@ def test_the_same_seed_tries_the_same_in_the_same_order(monkeypatch, sampler):
     defaults = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)
     assert [trial.config for trial in first.trials[: len(defaults)]] == defaults
     assert first.default == defaults[0]
+
+
+def test_exhaustive_measures_every_config_once(monkeypatch):
+    """The sampler that auto chooses for few configs."""
+    install(monkeypatch)
+    tuned = run(sampler="exhaustive", trials=1)
+    assert len(set(order(tuned))) == len(tuned.trials) > 40
+    assert any(isinstance(trial.config, Decomposed) for trial in tuned.trials)
+    assert tuned.best.outcome.seconds == min(seconds_of(trial.config) for trial in tuned.trials)
+    assert order(run(sampler="auto", trials=len(tuned.trials))) == order(tuned)
+    assert order(run(sampler="auto", trials=20)) == order(run(sampler="tpe", trials=20))
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
