@@ -342,12 +342,14 @@ def _with_panels(
     if not reduction.block and (known is None or known >= wide):
         fits = n <= _int64(l3_bytes() // 2 // PANELS[1])
         near, narrow_near = (used_again <= _int64(l1_bytes() // size) for size in reversed(PANELS))
-        beyond = n > _int64(l2_bytes() // PANELS[1])
+        # The L2 cache holds wide ones, or it does not hold much of narrow ones either.
+        in_cache = n <= _int64(l2_bytes() // PANELS[1])
+        beyond = tirx.all(n > _int64(2 * l2_bytes() // PANELS[0]), tirx.Not(narrow_near))
         use_wide = tirx.all(
             feat >= _int64(wide),
             tirx.EQ(tirx.floormod(count, _int64(2 * threads)), _int64(0)),
             fits,
-            tirx.any(near, tirx.Not(tirx.all(narrow_near, beyond))),
+            tirx.any(near, in_cache, beyond),
         )
         wide_panels = _panels(func, reduction, wide, target)
         panels = either(use_wide, wide_panels, panels, ("wide", "narrow"))
