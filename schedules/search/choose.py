@@ -223,7 +223,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     missed = 1.0 if half else stats.missed(row, l1_bytes())
     if stats.feat > (lanes if half else PACK_FEATURES):
         near_pays = near and missed >= 0.5 and stats.n * row <= l3_bytes()
-        long_pays = row >= LONG and (near_pays or stats.missed(row, l2_bytes()) >= 0.5)
+        long_pays = row >= LONG and (near_pays or stats.missed(row, l2_bytes()) >= 0.6)
         far = stats.missed(row, l3_bytes() // 2) > 0.5
         pays = degree >= PACK_DEGREE and missed >= MISSED
         pays = pays or (degree >= PACK_DEGREE_FAR and (far or long_pays))
