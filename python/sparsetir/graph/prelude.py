@@ -286,7 +286,7 @@ def _text(graph: fx.Graph) -> Hashable:
         return object()  # an id could be reused
     numbers = {node: f"%{n}" for n, node in enumerate(graph.nodes)}
     lines = (
-        (n.op, n.op == "call_function" and str(n.target), map_arg((n.args, n.kwargs), numbers.get))
+        (n.op, str(n.target), map_arg((n.args, n.kwargs), numbers.get))
         for n in graph.nodes
         if n.op != "placeholder"
     )

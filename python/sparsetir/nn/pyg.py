@@ -73,12 +73,11 @@ class accelerate(AbstractContextManager["accelerate"]):
     Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, the user's own `MessagePassing`) are
     compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
     edges, which takes seconds; again in evaluation, and for the second graph of another size unless
-    graphs differed in size before. They
-    have no second derivatives. Layers that torch cannot trace as one graph, or that reduce no
-    edges, run unchanged, and so do layers with hooks or under explanation, sparse matrices, and
-    `EdgeIndex`. Types are float32, float64, bfloat16, float16, and those of autocast. All layers
-    are PyG's own while torch captures a model (`torch.compile`, `torch.jit`, `torch.fx`, hence
-    `to_hetero`), and under forward-mode differentiation.
+    graphs differed in size before. They have no second derivatives. Layers that torch cannot trace
+    as one graph, or that reduce no edges, run unchanged, and so do layers with hooks or under
+    explanation, sparse matrices, and `EdgeIndex`. Types are float32, float64, bfloat16, float16,
+    and those of autocast. All layers are PyG's own while torch captures a model (`torch.compile`,
+    `torch.jit`, `torch.fx`, hence `to_hetero`), and under forward-mode differentiation.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
@@ -240,8 +239,10 @@ class _Patches:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
             least = next(reversed(self._users), None)  # another thread may end
+            if least is None:
+                return old(layer, *args, **kwargs)
             edges = most_edges((args, kwargs))
-            if least is None or edges < least * SHARE_OF_BATCHES or _is_product(layer):
+            if edges < least * SHARE_OF_BATCHES or _is_product(layer):
                 return old(layer, *args, **kwargs)
             in_batches = varies(layer, edges)
             if edges < least and not in_batches:
