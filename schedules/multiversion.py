@@ -31,6 +31,17 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, versions_by_size
+from sparsetir.schedules.panels import (
+    MISSED,
+    PACK_DEGREE,
+    PACK_FEATURES,
+    PANELS,
+    every,
+    is_false,
+    no,
+    panels,
+    some,
+)
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.features_last import features_last, result_last
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
@@ -41,14 +52,7 @@ from sparsetir.schedules.passes.partial_sums import partial_sums
 from sparsetir.schedules.passes.prefetch import REUSE, with_reuse_distances
 from sparsetir.schedules.passes.versions import Versions, either, joined
 from sparsetir.schedules.registers import sum_vectors
-from sparsetir.schedules.targets import (
-    l1_bytes,
-    l2_bytes,
-    l3_bytes,
-    pool,
-    vector_bits,
-    vector_registers,
-)
+from sparsetir.schedules.targets import l1_bytes, l2_bytes, pool, vector_bits, vector_registers
 from sparsetir.schedules.templates.element_tile import by_positions
 from sparsetir.schedules.templates.register_tile import (
     Straight,
@@ -84,12 +88,6 @@ from sparsetir.sparse_ir.value_domains import permutations
 
 T = TypeVar("T")
 
-# The least nonzeros per row of B, and features, for which copying it, or a part, pays.
-PACK_DEGREE = 28
-# The same if most rows of B are beyond the L3 cache, or if rows of at least LONG bytes miss the L2
-# cache, or the L1 cache and rows of panels do not.
-PACK_DEGREE_FAR, LONG = 12, 2048
-PACK_FEATURES = 64
 # Multiplications that take about as long as waking the other threads.
 WORK_OF_THREADS = 1 << 20
 # The least visits per row of a result with strided features for which a copy pays; one is enough if
@@ -99,8 +97,6 @@ RESULT_VISITS, SAME_SET = 4, 256
 SEARCH = 4
 # The most vectors of features whose steps of a row are computed together, if their number is known.
 STEP_VECTORS = 8
-# Bytes per row of a panel; the wider ones if all rows, or those reused soon, are in cache.
-PANELS = (128, 256)
 
 
 def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
@@ -324,45 +320,43 @@ def _with_panels(
     bits, threads = tvm.DataType(reduction.total).bits, pool()
     gathered = func.buffer(str(reduction.gathered))
     narrow, wide = (size * 8 // bits for size in PANELS)
-    # A row of a panel serves several rows of a block, or saves casts.
-    few = reduction.block or tvm.DataType(gathered.dtype).bits < bits
-    least = narrow + (not reduction.block) if few else max(PACK_FEATURES + 1, narrow)
-    known = int(feat) if isinstance(feat, tirx.IntImm) else None
-    if known is not None and known < least:
+    casts = bool(reduction.block) or tvm.DataType(gathered.dtype).bits < bits
+    least = narrow + (not reduction.block) if casts else PACK_FEATURES + 1
+    if isinstance(feat, tirx.IntImm) and feat < least:
+        return rows
+    used_again = n if distance is None else tirx.min(n, distance)
+
+    def misses(row: Any, cache: int, _: float) -> Any:
+        return used_again * row > _int64(cache)
+
+    size = tvm.DataType(gathered.dtype).bits // 8
+    pay, use_wide = panels(n, nnz, feat, size, misses, converts=casts)
+    often = nnz >= n * PACK_DEGREE
+    if reduction.block:
+        pay, use_wide = often, False
+    else:  # Whole rows have tiles for any number of features: in the L1 cache panels pay, too.
+        pay = some(pay, every(often, feat > PACK_FEATURES))
+    count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
+    whole = tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0))
+    pay = every(pay, feat >= least if casts else True, whole)
+    if is_false(pay):
         return rows
     try:
-        panels = _panels(func, reduction, narrow, target)
+        version = _panels(func, reduction, narrow, target)
     except ScheduleError:
         return rows  # the gathered operand cannot be copied: it depends on the row, too
-    count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
-    row = feat * _int64(tvm.DataType(gathered.dtype).bits // 8)
-    used_again = n if distance is None else tirx.min(n, distance)
-    whole = tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0))
-    often = nnz >= n * _int64(PACK_DEGREE)
-    if not reduction.block and (known is None or known >= wide):
-        fits = n <= _int64(l3_bytes() // 2 // PANELS[1])
-        near, narrow_near = (used_again <= _int64(l1_bytes() // size) for size in reversed(PANELS))
-        # The L2 cache holds wide ones, or it does not hold much of narrow ones either.
-        in_cache = n <= _int64(l2_bytes() // PANELS[1])
-        beyond = tirx.all(n > _int64(2 * l2_bytes() // PANELS[0]), tirx.Not(narrow_near))
-        use_wide = tirx.all(
-            feat >= _int64(wide),
-            tirx.EQ(tirx.floormod(count, _int64(2 * threads)), _int64(0)),
-            fits,
-            tirx.any(near, in_cache, beyond),
-        )
-        wide_panels = _panels(func, reduction, wide, target)
-        panels = either(use_wide, wide_panels, panels, ("wide", "narrow"))
-        near_pays = tirx.all(
-            near, fits, used_again * row > _int64(l1_bytes()), n * row <= _int64(l3_bytes())
-        )
-        long_pays = tirx.all(
-            nnz >= n * _int64(PACK_DEGREE_FAR), row >= _int64(LONG),
-            tirx.any(near_pays, used_again * row > _int64(l2_bytes())),
-        )  # fmt: skip
-        often = tirx.any(often, long_pays)
-    often = tirx.all(often, feat >= _int64(least), whole)
-    return either(often, panels, rows, ("panels", "rows"))
+    count_of_wide = tirx.floormod(count, _int64(2 * threads))
+    # Nothing is prefetched from panels, so that a cache has to hold wide ones, unless the L2 cache
+    # does not hold much of narrow ones either.
+    held = some(
+        no(misses(PANELS[1], l1_bytes(), MISSED)),
+        n * PANELS[1] <= l2_bytes(), n * PANELS[0] > 2 * l2_bytes(),
+    )  # fmt: skip
+    use_wide = every(use_wide, feat >= wide, tirx.EQ(count_of_wide, _int64(0)), held)
+    if not is_false(use_wide):
+        wide_version = _panels(func, reduction, wide, target)
+        version = either(use_wide, wide_version, version, ("wide", "narrow"))
+    return either(pay, version, rows, ("panels", "rows"))
 
 
 def _by_steps(func: SparseFunc, rest: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:

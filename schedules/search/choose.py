@@ -12,14 +12,9 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.multiversion import (
-    LONG,
-    PACK_DEGREE,
-    PACK_DEGREE_FAR,
-    PACK_FEATURES,
-    WORK_OF_THREADS,
-)
+from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.problems import Product, Spmm, unsupported, vector_lanes
+from sparsetir.schedules.panels import MISSED, PACK_DEGREE_FAR, panels
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.shared_columns import SHARED, stays_near
@@ -30,14 +25,7 @@ from sparsetir.schedules.search.visit_orders import (
     panels_pay,
     sorting_pays,
 )
-from sparsetir.schedules.targets import (
-    cpu_name,
-    is_gpu,
-    l1_bytes,
-    l2_bytes,
-    l3_bytes,
-    vector_registers,
-)
+from sparsetir.schedules.targets import cpu_name, is_gpu, l1_bytes, l2_bytes, vector_registers
 from sparsetir.schedules.templates.registry import templates_for
 from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
@@ -54,8 +42,6 @@ LENGTH_IN_TURN = 8
 # Bytes of a row of B in a copied tile, if rows reused soon are in the L1 cache or all of it is in
 # the L2 cache; else half of that: two cache lines.
 NARROW = 256
-# The least share of nonzeros that miss a cache for which that cache does not help.
-MISSED = 0.25
 # The least multiplications for which a search does not try one of several threads.
 SERIAL_WORK = 1 << 24
 
@@ -104,6 +90,10 @@ class Statistics:
         if self.n * row <= cache:
             return 0.0
         return 1.0 if self.locality is None else self.locality.missed(cache // row)
+
+    def misses(self, row: int, cache: int, share: float) -> bool:
+        """Whether at least a share of the nonzeros' rows of B, of `row` bytes, misses a cache."""
+        return self.missed(row, cache) >= share
 
     @property
     def rounded(self) -> Statistics:
@@ -160,18 +150,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     share columns (see :mod:`sparsetir.schedules.row_orders`; here, with values in the order of
     visits, 0.6 to 0.85 of the time of rows for the same matrices, with 64 features up to 1.02).
 
-    Row blocks use panels of B if rows are reused often, and not so soon that whole ones are still
-    in the L1 cache. (Zen 3, one thread, finite elements and stencils of 25 to 60 nonzeros a row:
-    whole rows 1.1 to 1.25 times as fast where the L1 cache misses 13 %, panels 1.1 to 1.7 times
-    where it misses 40 % and more.) Panels pay from fewer nonzeros a column on if most rows of B
-    come from beyond the L3 cache (a random graph of 16 to a row: 1.4 to 2.2 times), or if long rows
-    miss the L2 cache, or the L1 cache where it holds rows of panels. (Zen 5, one thread, random
-    graphs and bands of 12 to 28 to a row: 0.93 to 1.6 times with 512 features; with 128 and 256,
-    bands 0.76 to 0.9 if B begins at a cache line.) They are as wide as half of the L3 cache holds,
-    prefetched beyond the L2 cache (1.1 to 1.3 times as fast as two lines of cache at a time, with
-    2,000 to 30,000 rows), but narrower where that makes rows stay in the L1 cache. With 64 features
-    whole rows, which are prefetched, take 0.8 to 1.05 of the time of two panels, unless the L3
-    cache holds a panel and not B (100,000 rows: 1.3 to 1.7).
+    Row blocks use panels of B if :func:`~sparsetir.schedules.panels.panels` says so.
 
     Otherwise a row of B is gathered in one go, all tiles of it, which saves TLB misses: a panel
     brings distant rows together. If B is larger than the L2 cache and a tile of it is not, tiles
@@ -215,23 +194,12 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         configs.append(config if parallel else replace(config, blocks=1, parallel=False))
     narrow, narrowest = configs[2:4]
     half = stats.bytes < summed  # panels save repeated conversion to the larger type
-    row, degree = stats.feat * stats.bytes, stats.nnz / max(1, stats.n) / narrow.blocks
-    rows = [config.tile * summed for config in (narrow, narrowest)]  # bytes of a panel's
-    fits, narrowest_fits = (stats.n * size <= l3_bytes() // 2 for size in rows)
-    near, narrowest_near = (stats.missed(size, l1_bytes()) < MISSED for size in rows)
-    narrowest_near = narrowest_near and not near and stats.n * rows[0] > l2_bytes()
-    missed = 1.0 if half else stats.missed(row, l1_bytes())
-    if stats.feat > (lanes if half else PACK_FEATURES):
-        near_pays = near and missed >= 0.5 and stats.n * row <= l3_bytes()
-        long_pays = row >= LONG and (near_pays or stats.missed(row, l2_bytes()) >= 0.6)
-        far = stats.missed(row, l3_bytes() // 2) > 0.5
-        pays = degree >= PACK_DEGREE and missed >= MISSED
-        pays = pays or (degree >= PACK_DEGREE_FAR and (far or long_pays))
-    else:
-        pays = stats.feat == PACK_FEATURES and degree >= PACK_DEGREE
-        pays = pays and ((narrowest_fits and not fits) or (narrowest_near and missed >= 0.5))
-    if pays:
-        wide = fits and not narrowest_near and (half or narrow.tile < stats.feat)
+    sizes = (max(1, stats.n), stats.nnz, stats.feat, stats.bytes)
+    pay, wide = panels(
+        *sizes, stats.misses, (narrowest.tile * summed, narrow.tile * summed), narrow.blocks,
+        half and stats.feat > lanes,
+    )  # fmt: skip
+    if pay:
         configs.insert(0, narrow if wide else narrowest)
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:

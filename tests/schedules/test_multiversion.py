@@ -17,9 +17,10 @@ from pairs import by_default
 from programs import PROGRAMS
 from small import small
 from sparsetir.machine import assume, this_machine
-from sparsetir.schedules.multiversion import PACK_DEGREE, PANELS, WORK_OF_THREADS
+from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators import edge_softmax
-from sparsetir.schedules.targets import l3_bytes
+from sparsetir.schedules.panels import PACK_DEGREE, PANELS
+from sparsetir.schedules.targets import l1_bytes, l3_bytes
 
 VERSIONS = (
     "panels", "wide", "narrow", "rows", "small", "more", "up_to_1", "up_to_64", "above_64"
@@ -78,8 +79,8 @@ def test_wide_panels_are_for_rows_that_stay_in_a_cache():
     """The kernel's own condition decides: all rows of B, or those between two uses of one."""
     script = kernel().stages["II scheduled"].script()
     cache = this_machine().caches["L2"]
-    assert f"<= T.int64({l3_bytes() // 2 // PANELS[1]})" in script
-    assert 'T.min(T.Cast("int64", n), J_indices_reuse) <= T.int64(' in script
+    assert f"* T.int64({PANELS[1]}) <= T.int64({l3_bytes() // 2})" in script
+    assert f"J_indices_reuse) * T.int64({PANELS[1]}) > T.int64({l1_bytes()})" in script
     check(kernel(), 3000, cache // PANELS[1], PACK_DEGREE * cache // PANELS[1], 128)
 
 
