@@ -53,13 +53,13 @@ def sequence_of(func: SparseFunc) -> SparseFunc:
     """A program whose outermost iterations have no others in them, as far as visits of these do not
     depend on each other, and in which no iteration updates a whole buffer by its own elements."""
     for it in [s for s in statements_of(func.body) if isinstance(s, SparseIteration)]:
-        func = _without_nest(func, it)
+        func = without_nest(func, it)
     for n in range(len(statements_of(func.body))):
         func = _with_version(func, n)
     return func
 
 
-def _without_nest(func: SparseFunc, it: SparseIteration) -> SparseFunc:
+def without_nest(func: SparseFunc, it: SparseIteration) -> SparseFunc:
     """The program with the steps of an outermost iteration in its place."""
     steps = statements_of(it.body)
     nested = [s for s in steps if isinstance(s, SparseIteration)]

@@ -44,6 +44,7 @@ from __future__ import annotations
 from tvm import ir
 
 from sparsetir.schedules.passes.flat_features import flat_features
+from sparsetir.schedules.passes.fused_rows import fused_rows
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.legal import reorderable
@@ -73,7 +74,7 @@ FEATURES_OF_HEADS = 8  # LLVM's own code for fewer, of a constant number, is as 
 def normal_form(func: SparseFunc) -> SparseFunc:
     """Visit features in several axes as one, give reductions their inits, move spatial loops out of
     reductions that begin a nest, and visit elements by position if their rows are not used."""
-    func = flat_features(func)
+    func = fused_rows(flat_features(func))
     for name in [it.name for it in sparse_iterations(func)]:
         func = _by_positions(func, name)
         it = next((it for it in sparse_iterations(func) if it.name == name), None)

@@ -89,7 +89,14 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     *straight, lanes = chosen
     _refuse_race(caller, sch, lanes, "vectorized")
     if sch.get(block).init is not None:
-        in_vectors(sch, sch.decompose_reduction(block, sch.get_loops(block)[0]), loops)
+        try:
+            init = sch.decompose_reduction(block, sch.get_loops(block)[0])
+        except s_tir.ScheduleError:
+            raise ScheduleError(
+                f"{caller}: argument 'block': the result of reduction '{name}' is written by other "
+                "blocks, too; give each a buffer of its own"
+            ) from None
+        in_vectors(sch, init, loops)
     for loop in straight:
         sch.unroll(loop)
     sch.annotate(lanes, KIND, "vectorized")

@@ -13,14 +13,14 @@ Before::
 
 After `distribute([h1])`, where each step completes all of H1 before the next one begins::
 
-    TOP_each = T.alloc_sparse_buffer((H1,), "float32", "local")
+    TOP_16 = T.alloc_sparse_buffer((H1,), "float32", "local")
     with T.sp_iter([I, H0], "SS", "rows") as [i, h0]:
         with T.sp_iter([J, H1], "RS", "top") as [j, h1]:
             with T.init():
-                TOP_each[h1] = -inf
-            TOP_each[h1] = max(TOP_each[h1], X[i, j, h0 * 16 + h1])
+                TOP_16[h1] = -inf
+            TOP_16[h1] = max(TOP_16[h1], X[i, j, h0 * 16 + h1])
         with T.sp_iter([J, H1], "SS", "powers") as [j, h1]:
-            Y[i, j, h0 * 16 + h1] = exp(X[i, j, h0 * 16 + h1] - TOP_each[h1])
+            Y[i, j, h0 * 16 + h1] = exp(X[i, j, h0 * 16 + h1] - TOP_16[h1])
 
 The loops become the innermost of each step. Buffers private to a visit get an element per
 coordinate of these loops. Legal for loops free of races: no visit reads what another one writes, so
@@ -147,7 +147,9 @@ class _Steps(Change):
         """A buffer with an element per coordinate of the loops."""
         more = [loop.node for loop in self.chosen]
         shape = [*buffer.var.ty.shape, *(axis.length for axis in more)]
-        name = fresh_name(self.func, f"{buffer.name}_each")
+        # Versions of a function differ in constant extents, so these are in the name.
+        extents = "_".join(str(loop.node.length) for loop in self.chosen if loop.is_constant)
+        name = fresh_name(self.func, f"{buffer.name}_{extents or 'each'}")
         var = buffer_var(shape, buffer.dtype, name, str(buffer.var.ty.storage_scope))
         axes = None if buffer.axes is None else [*buffer.axes, *more]
         return SparseBuffer(var=var, axes=axes, handle=None)

@@ -297,12 +297,12 @@ def test_folders_that_are_not_ours(tmp_path, monkeypatch):
 
 def test_two_that_write_at_once(tmp_path, monkeypatch):
     """Without `overwrite` the second does not replace what the first has written meanwhile."""
-    path = tmp_path / "a.so"
+    path, built = tmp_path / "a.so", kernel()
     exported = kernel_file.hashlib.sha256
     monkeypatch.setattr(
         kernel_file.hashlib, "sha256", lambda data: path.write_bytes(b"first") and exported(data)
     )
     with pytest.raises(FileExistsError, match="a.so' cannot be written: File exists"):
-        kernel().export(path)
+        built.export(path)
     assert path.read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir()] == ["a.so"]

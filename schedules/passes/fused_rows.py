@@ -1,0 +1,167 @@
+"""Steps over the same rows, one after the other, in one visit of each row: loop fusion (stage I).
+
+Before, in three passes over memory::
+
+    TOTAL = T.alloc_sparse_buffer((I, H), "float32")
+    with T.sp_iter([I, J, H], "SSS", "powers") as [i, j, h]:
+        Y[i, j, h] = T.exp(X[i, j, h])
+    with T.sp_iter([I, J, H], "SRS", "total") as [i, j, h]:
+        with T.init():
+            TOTAL[i, h] = 0.0
+        TOTAL[i, h] = TOTAL[i, h] + Y[i, j, h]
+    with T.sp_iter([I, J, H], "SSS", "divide") as [i, j, h]:
+        Y[i, j, h] = Y[i, j, h] / TOTAL[i, h]
+
+After, while a row is in cache, and with a register for each sum::
+
+    TOTAL_of_row = T.alloc_sparse_buffer((), "float32", "local")
+    with T.sp_iter([I, H], "SS", "powers_rows") as [i, h]:
+        with T.sp_iter([J], "S", "powers") as [j]:
+            Y[i, j, h] = T.exp(X[i, j, h])
+        with T.sp_iter([J], "R", "total") as [j]:
+            with T.init():
+                TOTAL_of_row[()] = 0.0
+            TOTAL_of_row[()] = TOTAL_of_row[()] + Y[i, j, h]
+        with T.sp_iter([J], "S", "divide") as [j]:
+            Y[i, j, h] = Y[i, j, h] / TOTAL_of_row[()]
+
+Steps that are nested in rows already, but with features inside, or whose values lie in memory, are
+written so, too. Steps are fused where no visit of the loops outside uses an element that another
+one writes, so that the result is the same, and where that leaves a number per visit of what was an
+array. Steps that gather rows with many features are not: a row of them is read in one go. (Zen 5,
+one thread, 3 to 30 elements a row: 0.5 to 0.85 of the time up to 32 features, 1.1 with 64, 1.0 to
+1.65 with 128.)
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.legal import parallelizable, reorderable
+from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    accesses_of,
+    buffer_var,
+    declared,
+    nodes_of,
+    same_indices,
+    stores_of,
+    substitute,
+    variables_of,
+)
+from sparsetir.sparse_ir.parallel import constant_length
+from sparsetir.sparse_ir.races import FREE
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, inside, loops_of
+from sparsetir.sparse_ir.sequences import without_nest
+from sparsetir.sparse_ir.tir import as_one, statements_of
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
+
+FEW = 32  # features of gathered rows that are as fast feature by feature
+
+
+def fused_rows(func: SparseFunc) -> SparseFunc:
+    """Visit rows once where a program takes steps over them one after the other."""
+    at = 0
+    while at < len(steps := statements_of(func.body)):
+        apart = func
+        if isinstance(steps[at], SparseIteration) and inside(steps[at]):
+            apart = without_nest(func, steps[at])
+        more = len(statements_of(apart.body)) - len(steps)
+        last = at + more + 1 if more else len(steps)
+        ends = range(last, max(at + more, at + 1), -1)
+        func = next((x for end in ends if (x := _fused(apart, at, end)) is not None), func)
+        at += 1
+    return func
+
+
+def _fused(func: SparseFunc, at: int, end: int) -> SparseFunc | None:
+    """The program with its iterations from `at` to `end` fused; None if they cannot be, or if that
+    gains nothing."""
+    every = statements_of(func.body)
+    steps = every[at:end]
+    if any(not isinstance(s, SparseIteration) or inside(s) or s.annotations for s in steps):
+        return None
+    each = [{loop.name: loop for loop in loops_of(step)} for step in steps]
+    common = [
+        [loops[name] for loops in each]
+        for name, first in each[0].items()
+        if first.is_dense and all(name in x and x[name].kinds == "S" for x in each)
+    ]
+    names = {same[0].name for same in common}
+    rest = [[loop for loop in loops_of(step) if loop.name not in names] for step in steps]
+    nodes = [loop.node for loops in rest for loop in loops]
+    if not all(isinstance(x, Axis) and x.kind != "dense_fixed" for x in nodes):
+        return None  # products with features have schedules of their own
+    rows = {x.parent.name for x in nodes if x.parent is not None} & names
+    if not rows or any(reorderable(func, step) is not None for step in steps):
+        return None
+    common.sort(key=lambda same: same[0].name not in rows)
+    features = [same for same in common if same[0].name not in rows]
+    if features and len(steps) < len(every):
+        return None  # only programs of one nest are vectorised over features
+    many = prod(constant_length(same[0].node) or FEW + 1 for same in features) > FEW
+    for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
+        if many and _gathers(func, step, loops, [same[n].var for same in features]):
+            return None  # a row with many features is gathered in one go
+    outer = [Loop(x[0].node, [tirx.Var(x[0].var.name, x[0].var.ty.dtype)], "S") for x in common]
+    set_by = [store.buffer.name for step in steps for store in stores_of(step.init)]
+    if len({*set_by}) < len(set_by):
+        return None  # TVM decomposes no reduction whose result another one has, too
+    inner: list[Any] = []
+    for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
+        if not loops and step.init is not None:
+            return None
+        to = {same[n].var: loop.var for same, loop in zip(common, outer, strict=True)}
+        inner.append(substitute(changed(step, loops) if loops else step.body, to))
+    name = fresh_name(func, f"{steps[0].name}_rows")
+    whole = changed(SparseIteration(None, [], "", name, [], None, as_one(inner), {}), outer)
+    buffers, values = _values_of_visits(func, [*every[:at], *every[end:]], whole)
+    if not values:
+        return None
+    whole = map_expr(whole, access_rules(lambda of, _: (values[of], []) if of in values else None))
+    body = as_one([*every[:at], whole, *every[end:]])
+    fused = func.replace(body=body, buffers=buffers)
+    return fused if all(fact == FREE for fact in parallelizable(fused, whole)) else None
+
+
+def _gathers(
+    func: SparseFunc, step: SparseIteration, loops: list[Loop], features: list[Any]
+) -> bool:
+    """Whether a step reads features of rows that columns of its loops name."""
+    for load in nodes_of(ir.TensorLoad, step.init, step.body):
+        buffer, used = declared(func).buffer_of(load.source), variables_of(*load.indices)
+        over = {axis.name for axis in (buffer and buffer.axes) or ()}
+        columns = [x.var for x in loops if x.name not in over]
+        if any(v in used for v in columns) and any(v in used for v in features):
+            return True
+    return False
+
+
+def _values_of_visits(
+    func: SparseFunc, outside: list[Any], whole: SparseIteration
+) -> tuple[list[SparseBuffer], dict[Any, Any]]:
+    """The buffers of a program, with a number for each array that has one per visit of an
+    iteration; and these numbers, by the arrays' variables."""
+    values: dict[Any, Any] = {}
+    buffers: list[SparseBuffer] = []
+    at = {axis.name: var for axis, var, _ in whole.axis_of()}
+    for buffer in func.buffers:
+        place = [at.get(axis.name) for axis in buffer.axes or ()]
+        if (
+            buffer.handle is None
+            and buffer.axes
+            and not any(accesses_of(stmt, buffer.var) for stmt in outside)
+            and all(same_indices(list(x.indices), place) for x in accesses_of(whole, buffer.var))
+        ):
+            name = fresh_name(func, f"{buffer.name}_of_row")
+            values[buffer.var] = buffer_var([], buffer.dtype, name, "local")
+            buffer = SparseBuffer(values[buffer.var], [], None)
+        buffers.append(buffer)
+    return buffers, values
