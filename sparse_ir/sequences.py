@@ -78,7 +78,7 @@ def without_nest(func: SparseFunc, it: SparseIteration) -> SparseFunc:
         missing = [
             (axis, var)
             for axis, var, _ in it.axis_of()
-            if any(var not in list(x.indices) for x in accesses_of(it.body, buffer.var))
+            if not all(any(map(var.same_as, x.indices)) for x in accesses_of(it.body, buffer.var))
         ]
         if buffer.var in private and buffer.axes is not None and missing:
             axes = [*(axis for axis, _ in missing), *buffer.axes]
@@ -130,7 +130,8 @@ def _with_version(func: SparseFunc, n: int) -> SparseFunc:
     whole = [at.get(a.name) for a in buffer.axes or ()]
     if len(whole) != len(at) or not all(isinstance(node, Axis) for node in it.axes):
         return func
-    if not loads_of(it.body, buffer.var) or whole != list(store.indices):
+    plain = all(v is not None and i.same_as(v) for v, i in zip(whole, store.indices, strict=True))
+    if not plain or not loads_of(it.body, buffer.var):
         return func
     name = fresh_name(func, f"{buffer.name}_before")
     var = buffer_var(list(buffer.var.ty.shape), buffer.dtype, name)
