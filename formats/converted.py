@@ -139,8 +139,8 @@ class ConvertedFormat:
         ----------
         **stored : (nnz,) array or None
             Values of the operand's buffers by name, in the order of the pattern, from NumPy
-            or another library on the CPU; None for a buffer that a program writes, which is
-            initialised with zeros.
+            or another library on the CPU, which rules may encode; None for a buffer that a program
+            writes, which is initialised with zeros.
 
         Returns
         -------
@@ -156,11 +156,11 @@ class ConvertedFormat:
             if values is not None:
                 values = self._checked(name, _as_numpy(values), dtypes[name])
             for part in self.parts:
-                if values is None:
-                    array = np.zeros(part.shape, np.dtype(dtypes[name]))
+                if values is not None:
+                    out |= part.arrays(name, values)
                 else:
-                    array = part.values(values)
-                out[self.parameter(name, part)] = array
+                    self._check_stored(name, part)
+                    out[part.parameter(name)] = np.zeros(part.shape, np.dtype(dtypes[name]))
         return out
 
     def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
@@ -177,6 +177,8 @@ class ConvertedFormat:
         -------
         (nnz,) ndarray
         """
+        for part in self.parts:
+            self._check_stored(name, part)
         values = [np.asarray(arguments[self.parameter(name, p)]) for p in self.parts]
         out = np.zeros(self.pattern.nnz, values[0].dtype)
         for part, stored in zip(self.parts, values, strict=True):
@@ -197,7 +199,7 @@ class ConvertedFormat:
         -------
         str
         """
-        return part.rule.renamed(str(part.rule.new_format_desc.buffer(name).handle.name))
+        return part.parameter(name)
 
     @property
     def places(self) -> int:
@@ -217,13 +219,12 @@ class ConvertedFormat:
     @property
     def statistics(self) -> list[PartStatistics]:
         """Statistics of each rule's part, in the order of the rules."""
-        each = sum(np.dtype(d).itemsize for _, d in self.operand.buffers)
         return [
             PartStatistics(
                 p.rule.name, p.stored, p.size,
                 sum(a.nbytes for a in p.indices.values() if isinstance(a, np.ndarray))
                 + (p.size if p.rule.masked and not p.full else 0),
-                p.size * each,
+                sum(self._value_bytes(p, *buffer) for buffer in self.operand.buffers),
             )
             for p in self.parts
         ]  # fmt: skip
@@ -233,6 +234,19 @@ class ConvertedFormat:
             f"<{self.name}: {len(self.parts)} part{'s' * (len(self.parts) != 1)}, "
             f"{self.pattern.nnz} elements, {self.padding:.1%} padding, {self.nbytes} bytes>"
         )
+
+    def _value_bytes(self, part: FormatPart, name: str, dtype: str) -> int:
+        if name != part.rule.decoded:
+            return part.size * np.dtype(dtype).itemsize
+        zeros = np.zeros(part.count, np.dtype(dtype))
+        return sum(x.nbytes for x in part.arrays(name, zeros).values())
+
+    def _check_stored(self, name: str, part: FormatPart) -> None:
+        if name == part.rule.decoded:
+            raise ValueError(
+                f"{self.name}: rule '{part.rule.name}' encodes the values of '{name}': they can "
+                "only be read, and do not come back exactly"
+            )
 
     def _checked(self, name: str, values: np.ndarray, dtype: str) -> np.ndarray:
         if values.dtype != np.dtype(dtype) or values.shape != (self.pattern.nnz,):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.affine import affine, expr_of
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,14 @@ class FormatRewriteRule:
     whole : bool
         Whether lengths that are parameters are always those of the whole shape, as for the
         library's formats; see :attr:`tied`.
+    decode : callable, optional
+        For values of another type: the value of the one rewritten buffer that the description
+        allocates, as an expression of the buffers that it stores instead (in the order of the
+        description) and of coordinates after: `lambda q, scale, i, j: q[i, j].astype("float32") *
+        scale[i]`.
+    encode : callable, optional
+        The inverse, with `decode`: from a :class:`FormatPart` and an array of values, of the part's
+        shape with zeros for padding, to the arrays of the stored buffers by name.
 
     Raises
     ------
@@ -65,6 +74,8 @@ class FormatRewriteRule:
     idx_map: Callable[..., Any]
     inv_idx_map: Callable[..., Any]
     whole: bool = False
+    decode: Callable[..., Any] | None = None
+    encode: Callable[[Any, Any], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         desc = self.new_format_desc
@@ -101,6 +112,7 @@ class FormatRewriteRule:
             self._refuse("axis_map", f"each of {after} once among its values", mapped)
         self._check_map("idx_map", self.idx_map, len(self.axes_before_rewrite), len(after))
         self._check_map("inv_idx_map", self.inv_idx_map, len(after), len(self.axes_before_rewrite))
+        self._check_decode()
 
     def axis(self, name: str) -> Axis:
         """An axis of the description.
@@ -159,6 +171,22 @@ class FormatRewriteRule:
         return _tuple(self.inv_idx_map(*coords))
 
     @cached_property
+    def decoded(self) -> str | None:
+        """The buffer whose values `decode` computes; None if all values are stored."""
+        allocated = self._allocated if self.decode is not None else []
+        return allocated[0] if allocated else None
+
+    @property
+    def encoded(self) -> list[SparseBuffer]:
+        """The buffers from which `decode` computes values, and which `encode` fills."""
+        return [b for b in self.new_format_desc.buffers if b.name not in self.buffers_to_rewrite]
+
+    @property
+    def _allocated(self) -> list[str]:
+        desc = self.new_format_desc
+        return [n for n in self.buffers_to_rewrite if desc.buffer(n).handle is None]
+
+    @cached_property
     def masked(self) -> bool:
         """Whether a slot may be empty, so that the format needs a mask.
 
@@ -177,22 +205,23 @@ class FormatRewriteRule:
         return sorted(leaves, key=lambda a: roots.index(a.root.name))
 
     @cached_property
-    def tied(self) -> dict[str, tuple[str, int]]:
-        """Axes after whose length follows from an axis before: that axis, and the divisor.
+    def tied(self) -> dict[str, tuple[str, Fraction]]:
+        """Axes after whose length follows from an axis before: that axis, and the ratio.
 
-        In a rule that is `whole`, those whose coordinate is one before, or its block of a constant
-        size. A decomposed program takes their lengths from the axes before if other arrays have
-        these lengths, too, so that a format of another size is refused.
+        In a rule that is `whole`, those whose coordinate is one before, its block of a constant
+        size, or a multiple of it. A decomposed program takes their lengths from the axes before if
+        other arrays have these lengths, too, so that a format of another size is refused.
         """
         before, after, _ = self.maps
-        lengths: dict[str, tuple[str, int]] = {}
+        lengths: dict[str, tuple[str, Fraction]] = {}
         for name, expr in zip(self.axes_after_rewrite, after, strict=True):
-            blocks = isinstance(expr, tirx.FloorDiv)
-            coordinate = expr.a if blocks else expr
+            scaled = isinstance(expr, tirx.FloorDiv | tirx.Mul) and isinstance(expr.b, tirx.IntImm)
+            by = Fraction(int(expr.b)) if scaled else Fraction(1)
+            coordinate = expr.a if scaled else expr
             names = zip(self.axes_before_rewrite, before, strict=True)
             source = [n for n, v in names if v.same_as(coordinate)]
             if self.whole and source and isinstance(self.axis(name).length, ir.Var):
-                lengths[name] = source[0], int(expr.b) if blocks else 1
+                lengths[name] = source[0], 1 / by if isinstance(expr, tirx.FloorDiv) else by
         return lengths
 
     @cached_property
@@ -221,6 +250,27 @@ class FormatRewriteRule:
                     "affine expressions, with floor division and remainder by positive constants",
                     str(expr),
                 )
+
+    def _check_decode(self) -> None:
+        if self.decode is None and self.encode is None:
+            return
+        for argument in ("decode", "encode"):
+            if not callable(getattr(self, argument)):
+                self._refuse(argument, "a function", repr(getattr(self, argument)))
+        names = self._allocated
+        if len(names) != 1:
+            self._refuse("decode", "one rewritten buffer that the description allocates", names)
+        axes = [self.axis(n) for n in self.axes_after_rewrite]
+        point = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
+        stored, dtype = self.encoded, self.new_format_desc.buffer(names[0]).dtype
+        try:
+            value = self.decode(*(b.var for b in stored), *point)  # type: ignore[misc]
+            have = str(value.ty.dtype)
+        except Exception as err:  # a user's function may raise anything
+            what = f"an expression of {[b.name for b in stored]} and {len(axes)} coordinates"
+            self._refuse("decode", what, f"{type(err).__name__}: {err}")
+        if have != dtype:  # type: ignore[possibly-unbound]
+            self._refuse("decode", f"an expression of type {dtype}", f"{value} of type {have}")
 
     def _refuse(self, argument: str, expected: str, got: Any) -> None:
         raise ValueError(
