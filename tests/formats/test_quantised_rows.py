@@ -1,0 +1,184 @@
+"""Rules that decode values from others, and the format `QuantisedRows`, beside NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from conversions import patterns, run, spmm_arguments
+from hypothesis import strategies as st
+from zoo import MATRICES
+
+import sparsetir
+from drawing import examples
+from programs import PROGRAMS, tolerance
+from programs.common import scatter_sum
+from refusals import refusals
+from small import small
+from sparsetir import formats as F
+
+BITS = (4, 8)
+TINY = float(np.finfo("float32").tiny)
+
+
+def dequantised(pattern: F.Pattern, stored: Any, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values as the format has them, in float64, and the scale of each one's row."""
+    most = 2 ** (bits - 1) - 1
+    exact, scale = np.asarray(stored, "float64"), np.zeros(pattern.nnz)
+    for row in range(pattern.shape[0]):
+        of = pattern.coords[0] == row
+        scale[of] = np.float32(max(np.abs(exact[of]).max(initial=0) / most, TINY))
+    return np.round(exact / scale) * scale, scale
+
+
+def decoded(pattern: F.Pattern, stored: Any, bits: int, build: bool = False) -> np.ndarray:
+    """What a product with the identity reads: (m, n), exact since every sum has one term."""
+    m, n = pattern.shape
+    dtype = np.asarray(stored).dtype.name
+    args = spmm_arguments(pattern, n)
+    args |= {"a": stored, "b": np.eye(n, dtype=dtype), "c": np.full((m, n), 7, dtype)}
+    run(F.QuantisedRows(bits), pattern, PROGRAMS["spmm"].make(dtype, pattern.idtype), args, build)
+    return args["c"]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.default(*(f"{n}-{b}" for n, b in zip(MATRICES, BITS * 8, strict=True)))
+def test_products(name: str, bits: int) -> None:
+    """On the zoo, interpreted and as kernels; the dense operand holds infinities and NaN."""
+    pattern = MATRICES[name]
+    for build in (False, True):
+        args = spmm_arguments(pattern, 3)
+        func = PROGRAMS["spmm"].make("float32", pattern.idtype)
+        exact, _ = dequantised(pattern, args["a"], bits)
+        with np.errstate(all="ignore"):
+            terms = exact[:, None] * args["b"][pattern.coords[1]].astype(float)
+            want = scatter_sum(args["c"].shape, pattern.coords[0], terms)
+        run(F.QuantisedRows(bits), pattern, func, args, build)
+        np.testing.assert_allclose(args["c"], want, **tolerance("float32"))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_types_of_values(dtype: str, bits: int) -> None:
+    pattern = MATRICES["empty rows"]
+    stored = np.random.default_rng(0).standard_normal(pattern.nnz).astype(np.dtype(dtype))
+    want = scatter_sum(pattern.shape, (*pattern.coords,), dequantised(pattern, stored, bits)[0])
+    have = decoded(pattern, stored, bits, True).astype("float64")
+    np.testing.assert_allclose(have, want, **tolerance({"float64": "float32"}.get(dtype, dtype)))
+
+
+@examples(
+    15, 300,
+    pattern=patterns(), bits=st.sampled_from(BITS), seed=st.integers(0, 99),
+    size=st.sampled_from([0.0, 1e-44, 1e-38, 1e-6, 1.0, 1e30, 2.0**127]),
+)  # fmt: skip
+def test_errors_are_at_most_half_a_scale(
+    pattern: F.Pattern, bits: int, seed: int, size: float
+) -> None:
+    """And the size of the arrays is what the format says."""
+    stored = np.random.default_rng(seed).uniform(-size, size, pattern.nnz).astype("float32")
+    want, scale = dequantised(pattern, stored, bits)
+    assert (np.abs(want - stored) <= scale * 0.50001).all()
+    have = decoded(pattern, stored, bits)[(*pattern.coords,)]
+    np.testing.assert_allclose(have, want, rtol=1e-6, atol=0)
+    converted = F.QuantisedRows(bits).convert(pattern)
+    arrays = converted.arguments(A=stored).values()
+    assert sum(x.nbytes for x in arrays if isinstance(x, np.ndarray)) == converted.nbytes
+    assert F.QuantisedRows(bits).places(pattern) == converted.places
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("names", [["A"], ["A", "OUT"]], ids="+".join)
+def test_sampled_products_and_gradients(names: list[str], bits: int) -> None:
+    """Results in the order of the matrix, or stored as the format stores elements."""
+    pattern, rng = MATRICES["empty rows"], np.random.default_rng(0)
+    (m, n), (i, j) = pattern.shape, pattern.coords
+    a, x, y = (rng.standard_normal(s).astype("float32") for s in (pattern.nnz, (m, 5), (n, 5)))
+    exact, _ = dequantised(pattern, a, bits)
+    func = PROGRAMS["sddmm"].make("float32", "int32")
+    converted = F.QuantisedRows(bits).convert(pattern, F.Operand.of(func, *names))
+    args = converted.arguments(A=a, **({"OUT": None} if "OUT" in names else {}))
+    args |= {"x": x, "y": y, "out": np.zeros(pattern.nnz, "float32"), "indptr": pattern.indptr,
+             "indices": j, "m": m, "n": n, "nnz": pattern.nnz, "feat": 5}  # fmt: skip
+    program = converted.decompose(func)
+    sparsetir.build(program)(**{str(p.name): args[str(p.name)] for p in program.params})
+    np.testing.assert_allclose(args["out"], exact * (x[i] * y[j]).sum(1), rtol=1e-4, atol=1e-5)
+
+    args |= {"grad_out": rng.standard_normal(pattern.nnz).astype("float32")}
+    args |= {"grad_x": np.zeros((m, 5), "float32")}
+    if names == ["A"]:
+        of_x = sparsetir.gradient(program, "X")
+        sparsetir.build(of_x)(**{str(p.name): args[str(p.name)] for p in of_x.params})
+        want = scatter_sum((m, 5), i, (exact * args["grad_out"])[:, None] * y[j])
+        np.testing.assert_allclose(args["grad_x"], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_plans(bits: int) -> None:
+    """The default schedule's versions, beside a format that is exact, with other values later."""
+    rng = np.random.default_rng(0)
+    matrix = sp.random(60, 90, 0.2, "csr", "float32", rng)
+    matrix.sort_indices()
+    some = sparsetir.SparseMatrix(matrix)
+    pieces = F.Mixture("m", (F.QuantisedRows(bits), F.CSR()), F.by_row_length(17))
+    for feat, fmt in [(None, F.QuantisedRows(bits)), (1, pieces), (70, F.QuantisedRows(bits))]:
+        op, sizes = ("spmv", {}) if feat is None else ("spmm", {"feat": feat})
+        plan = sparsetir.plan(op, some, format=fmt, **sizes)
+        x = rng.standard_normal(90 if feat is None else (90, feat)).astype("float32")
+        for a in (matrix.data, rng.standard_normal(matrix.nnz).astype("float32")):
+            near = dequantised(some.pattern, a, bits)[0]
+            lengths = np.diff(matrix.indptr)[some.pattern.coords[0]]
+            near = np.where(lengths > 17, a, near) if fmt is pieces else near
+            want = sp.csr_matrix((near, matrix.indices, matrix.indptr), matrix.shape) @ x
+            np.testing.assert_allclose(plan(x, values=a), want, rtol=1e-4, atol=1e-4)
+
+
+FUNC = PROGRAMS["spmm"].make("float32", "int32")
+STORE = small("f", 'with T.sp_iter([I, J], "SS", "f") as [i, j]:\n    A[i, j] = 1.0', A="I J")
+ELSEWHERE = small(
+    "f", 'with T.sp_iter([I, J], "SS", "f") as [i, j]:\n    OUT[i, j] = A[j, i]', A="I J", OUT="I J"
+)
+EIGHT = F.QuantisedRows(8).rules(F.Operand.default(2))
+PAIR = F.QuantisedRows(8).convert(MATRICES["diagonal"])
+
+
+def with_rule(**changes: Any) -> F.FormatRewriteRule:
+    """The rule of 8 bits with other fields."""
+    (rule,) = EIGHT
+    fields = {n: getattr(rule, n) for n in rule.__dataclass_fields__}
+    return F.FormatRewriteRule(**fields | changes)
+
+
+test_refusals = refusals(
+    """
+F.QuantisedRows(3)  # ValueError: QuantisedRows: argument 'bits': expected 4 or 8, got 3
+PAIR.arguments(A=np.full(10, np.nan, "float32"))
+    # ValueError: QuantisedRows: expected finite values of at most 2^127, got nan
+PAIR.arguments(A=np.full(10, -np.inf, "float32"))  # ValueError: at most 2^127, got inf
+PAIR.arguments(A=np.full(10, 2e38, "float32"))  # ValueError: expected finite values .. got 1.99
+PAIR.arguments(A=None)
+    # ValueError: rule 'quantised_rows_8' encodes the values of 'A': they can only be read
+PAIR.restore("A", {})  # ValueError: encodes the values of 'A': .. and do not come back exactly
+F.RuleFormat(with_rule(encode=lambda *_: {"Q": [1]})).convert(PAIR.pattern).nbytes
+    # ValueError: arrays {'Q': 'int8', 'SCALE': 'float32'} of the rule's 'encode', got {'Q':
+F.decompose_format(STORE, EIGHT)
+    # LoweringError: 'f' writes 'A', whose values rule 'quantised_rows_8' decodes from others
+F.decompose_format(ELSEWHERE, EIGHT)
+    # LoweringError: accesses ['A'] at [j, i]; rule 'quantised_rows_8' decodes values only at
+sparsetir.gradient(PAIR.decompose(FUNC), "A")
+    # ValueError: argument 'wrt': expected one of ['b', 'B', 'scale_quantised_rows_8'
+with_rule(decode=None)  # ValueError: argument 'decode': expected a function, got None
+with_rule(encode=3)  # ValueError: argument 'encode': expected a function, got 3
+with_rule(decode=lambda q, scale, i, j: q[i, j])
+    # ValueError: argument 'decode': expected an expression of type float32, got .. of type int8
+with_rule(decode=lambda q, i, j: q[i, j])
+    # ValueError: expected an expression of ['Q', 'SCALE'] and 2 coordinates, got TypeError
+with_rule(decode=lambda q, scale, i, j: 3.0)  # ValueError: 'decode': expected an expression of ['Q'
+with_rule(new_format_desc=F.CSR().rules(F.Operand.default(2))[0].new_format_desc)
+    # ValueError: 'decode': expected one rewritten buffer that the description allocates, got []
+""",
+    globals(),
+)
