@@ -139,8 +139,8 @@ class ConvertedFormat:
         ----------
         **stored : (nnz,) array or None
             Values of the operand's buffers by name, in the order of the pattern, from NumPy
-            or another library on the CPU, which rules may encode; None for a buffer that a program
-            writes, which is initialised with zeros.
+            or another library on the CPU; None for a buffer that a program writes, which is
+            initialised with zeros. Rules may encode them.
 
         Returns
         -------
@@ -156,11 +156,10 @@ class ConvertedFormat:
             if values is not None:
                 values = self._checked(name, _as_numpy(values), dtypes[name])
             for part in self.parts:
-                if values is not None:
-                    out |= part.arrays(name, values)
+                if values is None:
+                    out[self.parameter(name, part)] = np.zeros(part.shape, np.dtype(dtypes[name]))
                 else:
-                    self._check_stored(name, part)
-                    out[part.parameter(name)] = np.zeros(part.shape, np.dtype(dtypes[name]))
+                    out |= self._arrays(name, part, values)
         return out
 
     def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
@@ -177,8 +176,6 @@ class ConvertedFormat:
         -------
         (nnz,) ndarray
         """
-        for part in self.parts:
-            self._check_stored(name, part)
         values = [np.asarray(arguments[self.parameter(name, p)]) for p in self.parts]
         out = np.zeros(self.pattern.nnz, values[0].dtype)
         for part, stored in zip(self.parts, values, strict=True):
@@ -199,7 +196,13 @@ class ConvertedFormat:
         -------
         str
         """
-        return part.parameter(name)
+        handle = part.rule.new_format_desc.buffer(name).handle
+        if handle is None:
+            raise ValueError(
+                f"{self.name}: rule '{part.rule.name}' stores no values of '{name}': those that it "
+                "encodes can only be read, and do not come back exactly"
+            )
+        return part.rule.renamed(str(handle.name))
 
     @property
     def places(self) -> int:
@@ -235,18 +238,18 @@ class ConvertedFormat:
             f"{self.pattern.nnz} elements, {self.padding:.1%} padding, {self.nbytes} bytes>"
         )
 
+    def _arrays(self, name: str, part: FormatPart, values: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays that hold a buffer's values in a part, by parameter."""
+        stored, encode = part.values(values), part.rule.encode
+        if encode is None or name != part.rule.decoded:
+            return {self.parameter(name, part): stored}
+        return {self.parameter(n, part): array for n, array in encode(part, stored).items()}
+
     def _value_bytes(self, part: FormatPart, name: str, dtype: str) -> int:
         if name != part.rule.decoded:
             return part.size * np.dtype(dtype).itemsize
         zeros = np.zeros(part.count, np.dtype(dtype))
-        return sum(x.nbytes for x in part.arrays(name, zeros).values())
-
-    def _check_stored(self, name: str, part: FormatPart) -> None:
-        if name == part.rule.decoded:
-            raise ValueError(
-                f"{self.name}: rule '{part.rule.name}' encodes the values of '{name}': they can "
-                "only be read, and do not come back exactly"
-            )
+        return sum(array.nbytes for array in self._arrays(name, part, zeros).values())
 
     def _checked(self, name: str, values: np.ndarray, dtype: str) -> np.ndarray:
         if values.dtype != np.dtype(dtype) or values.shape != (self.pattern.nnz,):

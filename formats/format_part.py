@@ -167,48 +167,6 @@ class FormatPart:
             out[self.places[taken]] = stored[taken]
         return out.reshape(self.shape)
 
-    def arrays(self, name: str, stored: np.ndarray) -> dict[str, np.ndarray]:
-        """The arrays that hold a buffer's values, by their names in a decomposed program.
-
-        Parameters
-        ----------
-        name : str
-            Name of the buffer.
-        stored : (count,) ndarray
-            Values in the order of `coords`.
-
-        Returns
-        -------
-        dict of str to ndarray
-            `values`, or, where the rule decodes this buffer, what it encodes them as.
-        """
-        rule, values = self.rule, self.values(stored)
-        if rule.encode is None or name != rule.decoded:
-            return {self.parameter(name): values}
-        arrays = {n: np.asarray(x) for n, x in rule.encode(self, values).items()}
-        expected = {b.name: b.dtype for b in rule.encoded}
-        have = {n: x.dtype.name for n, x in arrays.items()}
-        if have != expected:
-            raise ValueError(
-                f"FormatPart '{rule.name}': expected arrays {expected} of the rule's 'encode', got "
-                f"{have}"
-            )
-        return {self.parameter(n): x for n, x in arrays.items()}
-
-    def parameter(self, name: str) -> str:
-        """The parameter of a decomposed program for a buffer of the description.
-
-        Parameters
-        ----------
-        name : str
-            Name of the buffer.
-
-        Returns
-        -------
-        str
-        """
-        return self.rule.renamed(str(self.rule.new_format_desc.buffer(name).handle.name))
-
     def restore(self, values: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """The elements, in the order of `coords`, from the values of the new format.
 

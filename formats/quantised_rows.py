@@ -16,8 +16,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import starts
 
-LARGEST_VALUE = 2.0**127
-
 
 @dataclass(frozen=True)
 class QuantisedRows(Format):
@@ -57,58 +55,46 @@ class QuantisedRows(Format):
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         (i, j), dtype = operand.axes, operand.buffers[0][1]
+        row, byte, col = f"{i}R", f"{j}P", f"{j}C"
+        scale = {"SCALE": ("float32", [row])}
 
-        def scaled(number: Any, scale: Any) -> Any:
+        def value(number: Any, scale: Any) -> Any:
             return (number.astype("float32") * scale).astype(dtype)
 
-        scale = {"SCALE": ("float32", [f"{i}R"])}
+        def half(q: Any, scale: Any, i: Any, p: Any, c: Any) -> Any:
+            bits = q[i, p].astype("int32") >> (c % 2 * 4).astype("int32")
+            return value((bits & 15) - 8, scale[i])
+
         if self.bits == 8:
             rule = make_rule(
-                self.name, operand, [dense(f"{i}R"), sparse(f"{j}C", f"{i}R")],
-                {i: [f"{i}R"], j: [f"{j}C"]},
-                lambda i, j: (i, j), lambda i, j: (i, j),
-                {"Q": ("int8", [f"{i}R", f"{j}C"])} | scale,
-                lambda q, scale, i, j: scaled(q[i, j], scale[i]),
-                self._encode,
+                self.name, operand, [dense(row), sparse(col, row)], {i: [row], j: [col]},
+                lambda i, j: (i, j), lambda i, j: (i, j), {"Q": ("int8", [row, col])} | scale,
+                lambda q, scale, i, j: value(q[i, j], scale[i]), self._encode,
             )  # fmt: skip
         else:
             rule = make_rule(
-                self.name, operand,
-                [dense(f"{i}R"), ragged(f"{j}P", f"{i}R"), fixed(f"{j}C", f"{j}P", slots=2)],
-                {i: [f"{i}R"], j: [f"{j}P", f"{j}C"]},
-                lambda i, j: (i, 0, j * 2), lambda i, p, c: (i, c // 2),
-                {"Q": ("uint8", [f"{i}R", f"{j}P"])} | scale,
-                lambda q, scale, i, p, c: scaled(
-                    ((q[i, p].astype("int32") >> (c % 2 * 4).astype("int32")) & 15) - 8, scale[i]
-                ),
-                self._encode,
+                self.name, operand, [dense(row), ragged(byte, row), fixed(col, byte, slots=2)],
+                {i: [row], j: [byte, col]}, lambda i, j: (i, 0, j * 2), lambda i, p, c: (i, c // 2),
+                {"Q": ("uint8", [row, byte])} | scale, half, self._encode,
             )  # fmt: skip
         return [rule]
 
     def _encode(self, part: FormatPart, values: np.ndarray) -> dict[str, np.ndarray]:
         """The integers, two to a byte if they have 4 bits, and the scale of each row."""
-        rule, most = part.rule, 2 ** (self.bits - 1) - 1
-        axis = next(a for a in rule.new_format_desc.axes if a.is_variable)
-        indptr = part.indices[rule.renamed(str(axis.indptr.name))]
-        values = values.astype("float64").reshape(-1, 8 // self.bits)
-        largest = np.abs(values).max(axis=1)
-        if not (largest <= LARGEST_VALUE).all():
-            raise ValueError(
-                f"QuantisedRows: expected finite values of at most 2^127, got {largest.max()}"
-            )
-        scale, filled = np.zeros(len(indptr) - 1), np.flatnonzero(np.diff(indptr))
-        if len(filled):
-            scale[filled] = np.maximum.reduceat(largest, indptr[filled])
+        most, values = 2 ** (self.bits - 1) - 1, values.astype("float64")
+        axis = next(a for a in part.rule.new_format_desc.axes if a.is_variable)
+        lengths = np.diff(part.indices[part.rule.renamed(str(axis.indptr.name))])
+        rows = np.arange(len(lengths)).repeat(lengths * (8 // self.bits))
+        if not (np.abs(values) <= 2.0**127).all():
+            raise ValueError("QuantisedRows: expected finite values of at most 2^127 in size")
+        scale = np.zeros(len(lengths))
+        np.maximum.at(scale, rows, np.abs(values))
         scale = np.maximum(scale / most, np.finfo("float32").tiny).astype("float32")
-        number = np.rint(values / scale.repeat(np.diff(indptr))[:, None]).astype("int8")
+        number = np.rint(values / scale[rows]).astype("int8")
         if self.bits == 4:
-            low, high = (number + 8).astype("uint8").T
-            return {"Q": low | high << 4, "SCALE": scale}
-        return {"Q": number.reshape(-1), "SCALE": scale}
-
-    def places(self, pattern: Pattern) -> int:
-        each = 8 // self.bits
-        return int((-(-np.diff(pattern.indptr) // each)).sum()) * each
+            low, high = (number + 8).astype("uint8").reshape(-1, 2).T
+            number = low | high << 4
+        return {"Q": number, "SCALE": scale}
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         if self.bits == 8:
@@ -116,8 +102,7 @@ class QuantisedRows(Format):
         (m, n), lengths = pattern.shape, np.diff(pattern.indptr)
         indptr = starts(-(-lengths // 2))
         check_fits(rules[0], pattern, int(indptr[-1]) * 2)
-        places = np.arange(pattern.nnz)
-        places += (indptr[:-1] * 2 - pattern.indptr[:-1]).repeat(lengths)
+        places = np.arange(pattern.nnz) + (indptr[:-1] * 2 - pattern.indptr[:-1]).repeat(lengths)
         slots = np.full(int(indptr[-1]) * 2, -1, np.int64)
         slots[places] = pattern.coords[1].astype(np.int64) * 2 + places % 2
         levels = [Level(), Level(indptr), Level(indices=slots)]

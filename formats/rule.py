@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
@@ -101,7 +101,7 @@ class FormatRewriteRule:
             if buffer is None or buffer.axes is None:
                 have = [b.name for b in desc.buffers]
                 self._refuse("buffers_to_rewrite", f"'{name}' in the description", have)
-            have = [a.name for a in buffer.axes]  # type: ignore[union-attr]
+            have = [a.name for a in buffer.axes]
             if have != after:
                 self._refuse("axes_after_rewrite", f"the axes {have} of buffer '{name}'", after)
         if set(self.axis_map) != set(self.axes_before_rewrite):
@@ -112,7 +112,8 @@ class FormatRewriteRule:
             self._refuse("axis_map", f"each of {after} once among its values", mapped)
         self._check_map("idx_map", self.idx_map, len(self.axes_before_rewrite), len(after))
         self._check_map("inv_idx_map", self.inv_idx_map, len(after), len(self.axes_before_rewrite))
-        self._check_decode()
+        if self.decode is not None or self.encode is not None:
+            self._check_decode()
 
     def axis(self, name: str) -> Axis:
         """An axis of the description.
@@ -173,18 +174,14 @@ class FormatRewriteRule:
     @cached_property
     def decoded(self) -> str | None:
         """The buffer whose values `decode` computes; None if all values are stored."""
-        allocated = self._allocated if self.decode is not None else []
-        return allocated[0] if allocated else None
+        buffers = self.buffers_to_rewrite if self.decode is not None else ()
+        local = (n for n in buffers if self.new_format_desc.buffer(n).handle is None)
+        return next(local, None)
 
     @property
     def encoded(self) -> list[SparseBuffer]:
         """The buffers from which `decode` computes values, and which `encode` fills."""
         return [b for b in self.new_format_desc.buffers if b.name not in self.buffers_to_rewrite]
-
-    @property
-    def _allocated(self) -> list[str]:
-        desc = self.new_format_desc
-        return [n for n in self.buffers_to_rewrite if desc.buffer(n).handle is None]
 
     @cached_property
     def masked(self) -> bool:
@@ -235,12 +232,7 @@ class FormatRewriteRule:
         if not callable(function):
             self._refuse(argument, "a function of coordinates", repr(function))
         variables = [tirx.Var(f"c{n}", "int64") for n in range(inputs)]
-        try:
-            result = _tuple(function(*variables))
-        except Exception as err:  # a user's function may raise anything
-            self._refuse(
-                argument, f"a function of {inputs} coordinates", f"{type(err).__name__}: {err}"
-            )
+        result = _tuple(self._applied(argument, function, variables, f"{inputs} coordinates"))
         if len(result) != outputs:
             self._refuse(argument, f"{outputs} coordinates", f"{len(result)}")
         for expr in result:
@@ -252,27 +244,27 @@ class FormatRewriteRule:
                 )
 
     def _check_decode(self) -> None:
-        if self.decode is None and self.encode is None:
-            return
         for argument in ("decode", "encode"):
             if not callable(getattr(self, argument)):
                 self._refuse(argument, "a function", repr(getattr(self, argument)))
-        names = self._allocated
-        if len(names) != 1:
-            self._refuse("decode", "one rewritten buffer that the description allocates", names)
+        if self.decoded is None:
+            have = list(self.buffers_to_rewrite)
+            self._refuse("decode", "a rewritten buffer that the description allocates", have)
         axes = [self.axis(n) for n in self.axes_after_rewrite]
-        point = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
-        stored, dtype = self.encoded, self.new_format_desc.buffer(names[0]).dtype
-        try:
-            value = self.decode(*(b.var for b in stored), *point)  # type: ignore[misc]
-            have = str(value.ty.dtype)
-        except Exception as err:  # a user's function may raise anything
-            what = f"an expression of {[b.name for b in stored]} and {len(axes)} coordinates"
-            self._refuse("decode", what, f"{type(err).__name__}: {err}")
-        if have != dtype:  # type: ignore[possibly-unbound]
-            self._refuse("decode", f"an expression of type {dtype}", f"{value} of type {have}")
+        inputs = [*(b.var for b in self.encoded), *(tirx.Var(a.name, a.idtype) for a in axes)]
+        names = f"{[b.name for b in self.encoded]} and {len(axes)} coordinates"
+        value = self._applied("decode", self.decode, inputs, names)
+        dtype = self.new_format_desc.buffer(self.decoded).dtype
+        if not ir.is_prim_expr(value) or str(value.ty.dtype) != dtype:
+            self._refuse("decode", f"an expression of type {dtype}", value)
 
-    def _refuse(self, argument: str, expected: str, got: Any) -> None:
+    def _applied(self, argument: str, function: Any, inputs: Sequence[Any], names: str) -> Any:
+        try:
+            return function(*inputs)
+        except Exception as err:  # a user's function may raise anything
+            self._refuse(argument, f"a function of {names}", f"{type(err).__name__}: {err}")
+
+    def _refuse(self, argument: str, expected: str, got: Any) -> NoReturn:
         raise ValueError(
             f"FormatRewriteRule '{self.name}': argument '{argument}': expected {expected}, "
             f"got {got}"
