@@ -21,9 +21,8 @@ from sparsetir.sparse_ir.index_arrays import starts
 class QuantisedRows(Format):
     """CSR with values of 4 or 8 bits: integers times a float32 scale for each row.
 
-    When to use: weights of a trained model, to save memory. With int32 columns, an element takes
-    4.5 or 5 bytes, not 8. Conversion is lossy, so that searches do not try it; values can be read
-    but not written.
+    When to use: weights of a trained model, to save memory, not time. With int32 columns, an
+    element takes 4.5 or 5 bytes, not 8. Conversion is lossy, so that searches do not try it.
 
     Parameters
     ----------
