@@ -21,6 +21,7 @@ from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_le
 from sparsetir.formats.partition import check_partition
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.preprocess import extract_preprocess
+from sparsetir.formats.quantised_rows import QuantisedRows
 from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.relational_hyb import RelationalHyb
 from sparsetir.formats.row_ell import RowELL
@@ -50,6 +51,7 @@ __all__ = [
     "PanelPatterns",
     "PartStatistics",
     "Pattern",
+    "QuantisedRows",
     "Ragged",
     "RelationalHyb",
     "RowELL",

@@ -140,7 +140,7 @@ class ConvertedFormat:
         **stored : (nnz,) array or None
             Values of the operand's buffers by name, in the order of the pattern, from NumPy
             or another library on the CPU; None for a buffer that a program writes, which is
-            initialised with zeros.
+            initialised with zeros. Rules may encode them.
 
         Returns
         -------
@@ -157,10 +157,9 @@ class ConvertedFormat:
                 values = self._checked(name, _as_numpy(values), dtypes[name])
             for part in self.parts:
                 if values is None:
-                    array = np.zeros(part.shape, np.dtype(dtypes[name]))
+                    out[self.parameter(name, part)] = np.zeros(part.shape, np.dtype(dtypes[name]))
                 else:
-                    array = part.values(values)
-                out[self.parameter(name, part)] = array
+                    out |= self._arrays(name, part, values)
         return out
 
     def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
@@ -197,7 +196,13 @@ class ConvertedFormat:
         -------
         str
         """
-        return part.rule.renamed(str(part.rule.new_format_desc.buffer(name).handle.name))
+        handle = part.rule.new_format_desc.buffer(name).handle
+        if handle is None:
+            raise ValueError(
+                f"{self.name}: rule '{part.rule.name}' stores no values of '{name}': those that it "
+                "encodes can only be read, and do not come back exactly"
+            )
+        return part.rule.renamed(str(handle.name))
 
     @property
     def places(self) -> int:
@@ -217,13 +222,12 @@ class ConvertedFormat:
     @property
     def statistics(self) -> list[PartStatistics]:
         """Statistics of each rule's part, in the order of the rules."""
-        each = sum(np.dtype(d).itemsize for _, d in self.operand.buffers)
         return [
             PartStatistics(
                 p.rule.name, p.stored, p.size,
                 sum(a.nbytes for a in p.indices.values() if isinstance(a, np.ndarray))
                 + (p.size if p.rule.masked and not p.full else 0),
-                p.size * each,
+                sum(self._value_bytes(p, *buffer) for buffer in self.operand.buffers),
             )
             for p in self.parts
         ]  # fmt: skip
@@ -233,6 +237,19 @@ class ConvertedFormat:
             f"<{self.name}: {len(self.parts)} part{'s' * (len(self.parts) != 1)}, "
             f"{self.pattern.nnz} elements, {self.padding:.1%} padding, {self.nbytes} bytes>"
         )
+
+    def _arrays(self, name: str, part: FormatPart, values: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays that hold a buffer's values in a part, by parameter."""
+        stored, encode = part.values(values), part.rule.encode
+        if encode is None or name != part.rule.decoded:
+            return {self.parameter(name, part): stored}
+        return {self.parameter(n, part): array for n, array in encode(part, stored).items()}
+
+    def _value_bytes(self, part: FormatPart, name: str, dtype: str) -> int:
+        if name != part.rule.decoded:
+            return part.size * np.dtype(dtype).itemsize
+        zeros = np.zeros(part.count, np.dtype(dtype))
+        return sum(array.nbytes for array in self._arrays(name, part, zeros).values())
 
     def _checked(self, name: str, values: np.ndarray, dtype: str) -> np.ndarray:
         if values.dtype != np.dtype(dtype) or values.shape != (self.pattern.nnz,):

@@ -25,12 +25,13 @@ copies that fill it unchanged, and copy from there.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import product
 from typing import Any
 
 from tvm import ir, tirx
 
 from sparsetir.formats.fission import fission
-from sparsetir.formats.preprocess import COPY, is_copy, statements
+from sparsetir.formats.preprocess import COPY, DECODED, is_copy, statements, without_unused
 from sparsetir.formats.queries import are_exactly, fresh_name, sets_all, stored_by, stores, uses
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_instance import RuleInstance, as_coordinates
@@ -91,7 +92,9 @@ def decompose_format(
     Copies into a format are iterations `copy_<buffer>_<rule>`, with annotation COPY if the program
     does not write the buffer; buffers that it writes are copied back at the end by
     `restore_<buffer>_<rule>`, while those that it also allocates are replaced entirely. An init
-    runs once, before the parts.
+    runs once, before the parts. Where a rule decodes values, its expression takes the place of
+    loads, and there is no copy: arguments are encoded (:meth:`ConvertedFormat.values`), and
+    parameters that nothing uses any more are left out.
 
     Reductions are computed part by part, each in the order of its format: they must not depend on
     the order, as sums and maxima do not except for rounding. (SparseTIR, section 3.2.1.)
@@ -160,6 +163,12 @@ class _Decomposition:
                     self.local.add(name)
                 if not sets_all(touching[0], buf):
                     self.kept.add(name)
+        for name, fmt in product(self.written, self.formats):
+            if name not in fmt.buffers:
+                raise LoweringError(
+                    f"decompose_format: '{func.name}' writes '{name}', whose values rule "
+                    f"'{fmt.rule.name}' decodes from others; it can only be read"
+                )
 
     def _has_array(self, length: Any) -> bool:
         """Whether a length is constant, or that of a dimension of an array that remains."""
@@ -193,7 +202,7 @@ class _Decomposition:
         restores: list[Any] = []
         for fmt in self.formats:
             for name in self.targets:
-                if name in self.local:
+                if name in self.local or name not in fmt.buffers:
                     continue
                 if name not in self.written or name in self.kept:
                     copies.append(self._move(fmt, name, back=False))
@@ -207,12 +216,15 @@ class _Decomposition:
         buffers = [b for b in self.func.buffers if b.name not in self.local]
         for fmt in self.formats:
             buffers += [*fmt.buffers.values(), *([fmt.mask] if fmt.mask else [])]
-        return self.func.replace(
+        func = self.func.replace(
             params=[*self.func.params, *(p for f in self.formats for p in f.params)],
             axes=[*self.func.axes, *axes, *self.added],
             buffers=buffers,
             body=as_one(body),
         )
+        if all(f.rule.decode is None for f in self.formats):
+            return func
+        return without_unused(func, body, func.name).with_attr(DECODED, 1)
 
     def _move(self, fmt: RuleInstance, name: str, back: bool) -> SparseIteration:
         """The iteration that copies a buffer into a format, or back."""
@@ -316,7 +328,7 @@ class _Decomposition:
             if name is None:
                 return node
             at = index(list(node.indices))
-            element = tirx.BufferLoad(fmt.buffers[name].var, at)
+            element = fmt.value(name, at)
             stored = fmt.is_stored(at)
             if stored is None or are_exactly(node.indices, old_vars):
                 return element
@@ -367,6 +379,11 @@ class _Decomposition:
                 raise LoweringError(
                     f"{access}, which may be the element of another of the rules {rules}; "
                     "decompose with one rule"
+                )
+            if rule.decode is not None:
+                raise LoweringError(
+                    f"{access}; rule '{rule.name}' decodes values only at the coordinates that an "
+                    "iteration visits"
                 )
             repeated = [n for n in rule.axes_after_rewrite if not rule.axis(n).unique]
             if repeated:

@@ -204,6 +204,9 @@ def make_rule(
     axis_map: Mapping[str, Sequence[str]],
     idx_map: Callable[..., Any],
     inv_idx_map: Callable[..., Any],
+    encoded: Mapping[str, tuple[str, Sequence[str]]] | None = None,
+    decode: Callable[..., Any] | None = None,
+    encode: Callable[..., Any] | None = None,
 ) -> FormatRewriteRule:
     """The rule `name` (with the operand's tag) for an operand; its buffers are over all the axes.
 
@@ -215,8 +218,11 @@ def make_rule(
         The buffers.
     axes : sequence of AxisSpec
         Axes of the format, results of :func:`dense`, :func:`fixed` and :func:`sparse`.
-    axis_map, idx_map, inv_idx_map
+    axis_map, idx_map, inv_idx_map, decode, encode
         See :class:`sparsetir.FormatRewriteRule`.
+    encoded : mapping of str to (str, sequence of str), optional
+        With `decode`: dtype and axes of each buffer that is stored instead of the operand's first
+        one; axes that only these have are not in `axis_map`.
 
     Returns
     -------
@@ -224,8 +230,9 @@ def make_rule(
         A rule that is `whole`. A buffer's handle has its name in lower case, if these differ.
         The parameters are, in order: handles of buffers, index arrays, sizes.
     """
-    idtype, nodes = operand.idtype, {}
-    names = [b for b, _ in operand.buffers]
+    idtype, nodes, encoded = operand.idtype, {}, encoded or {}
+    rewritten = [b for b, _ in operand.buffers]
+    names = [*rewritten[bool(encoded) :], *encoded]
     low = [b.lower() for b in names]
     handles = {b: _handle(n if low.count(n) == 1 else b) for b, n in zip(names, low, strict=True)}
     arrays: list[Any] = []
@@ -258,13 +265,16 @@ def make_rule(
         nodes[spec.name] = Axis(
             name=spec.name, kind=spec.kind, idtype=idtype, unique=spec.unique, **more
         )
+    mapped = {n for new in axis_map.values() for n in new}
+    after = [n for n in nodes if n in mapped or not encoded]
+    stored = {b: (dtype, after) for b, dtype in operand.buffers} | dict(encoded)
     buffers = [
         SparseBuffer(
-            var=buffer_var([a.length for a in nodes.values()], dtype, b),
-            axes=list(nodes.values()),
-            handle=handles[b],
+            var=buffer_var([nodes[n].length for n in over], dtype, b),
+            axes=[nodes[n] for n in over],
+            handle=handles.get(b),
         )
-        for b, dtype in operand.buffers
+        for b, (dtype, over) in stored.items()
     ]
     params = [*handles.values(), *arrays, *sizes]
     full_name = f"{name}{operand.tag}"
@@ -272,8 +282,8 @@ def make_rule(
         full_name, params, list(nodes.values()), buffers, tirx.Evaluate(tirx.IntImm("int32", 0))
     )
     return FormatRewriteRule(
-        full_name, desc, [b for b, _ in operand.buffers], list(operand.axes), list(nodes),
-        dict(axis_map), idx_map, inv_idx_map, whole=True,
+        full_name, desc, rewritten, list(operand.axes), after, dict(axis_map), idx_map, inv_idx_map,
+        whole=True, decode=decode, encode=encode,
     )  # fmt: skip
 
 

@@ -19,6 +19,8 @@ from sparsetir.sparse_ir.tir import as_one
 
 # Annotation of the iterations that copy constant values into a format.
 COPY = "sparsetir.copy"
+# Attribute of functions that decode values, which no copy encodes.
+DECODED = "sparsetir.decoded"
 
 
 def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
@@ -32,13 +34,13 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     Returns
     -------
     preprocess : SparseFunc
-        Fills the new formats, and runs once.
+        Fills the new formats, and runs once; empty where rules encode all values.
     rest : SparseFunc
         Computes, without copies. Both keep all parameters that they use, in the order of `func`.
     """
     parts = statements(func)
     copies = [p for p in parts if is_copy(p)]
-    if not copies:
+    if not copies and DECODED not in func.attrs:
         raise ValueError(
             f"extract_preprocess: '{func.name}' has no copies of constant values; decompose_format "
             "makes them"
@@ -53,8 +55,8 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
                 "that what one function fills is lost to the other; give it a parameter"
             )
     return (
-        _without_unused(func, copies, f"{func.name}_preprocess"),
-        _without_unused(func, rest, func.name),
+        without_unused(func, copies, f"{func.name}_preprocess"),
+        without_unused(func, rest, func.name),
     )
 
 
@@ -68,7 +70,8 @@ def is_copy(stmt: Any) -> bool:
     return isinstance(stmt, SparseIteration) and COPY in stmt.annotations
 
 
-def _without_unused(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
+def without_unused(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
+    """A function of some statements, with the parameters, axes and buffers that they use."""
     stmt = as_one(body) if body else tirx.Evaluate(0)
     variables: dict[int, Any] = {}
     axes: dict[str, Axis] = {}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.affine import affine, expr_of
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,14 @@ class FormatRewriteRule:
     whole : bool
         Whether lengths that are parameters are always those of the whole shape, as for the
         library's formats; see :attr:`tied`.
+    decode : callable, optional
+        For values of another type: the value of the one rewritten buffer that the description
+        allocates, as an expression of the buffers that it stores instead (in the order of the
+        description) and of coordinates after: `lambda q, scale, i, j: q[i, j].astype("float32") *
+        scale[i]`.
+    encode : callable, optional
+        The inverse, with `decode`: from a :class:`FormatPart` and an array of values, of the part's
+        shape with zeros for padding, to the arrays of the stored buffers by name.
 
     Raises
     ------
@@ -65,6 +74,8 @@ class FormatRewriteRule:
     idx_map: Callable[..., Any]
     inv_idx_map: Callable[..., Any]
     whole: bool = False
+    decode: Callable[..., Any] | None = None
+    encode: Callable[[Any, Any], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         desc = self.new_format_desc
@@ -90,7 +101,7 @@ class FormatRewriteRule:
             if buffer is None or buffer.axes is None:
                 have = [b.name for b in desc.buffers]
                 self._refuse("buffers_to_rewrite", f"'{name}' in the description", have)
-            have = [a.name for a in buffer.axes]  # type: ignore[union-attr]
+            have = [a.name for a in buffer.axes]
             if have != after:
                 self._refuse("axes_after_rewrite", f"the axes {have} of buffer '{name}'", after)
         if set(self.axis_map) != set(self.axes_before_rewrite):
@@ -101,6 +112,8 @@ class FormatRewriteRule:
             self._refuse("axis_map", f"each of {after} once among its values", mapped)
         self._check_map("idx_map", self.idx_map, len(self.axes_before_rewrite), len(after))
         self._check_map("inv_idx_map", self.inv_idx_map, len(after), len(self.axes_before_rewrite))
+        if self.decode is not None or self.encode is not None:
+            self._check_decode()
 
     def axis(self, name: str) -> Axis:
         """An axis of the description.
@@ -159,6 +172,18 @@ class FormatRewriteRule:
         return _tuple(self.inv_idx_map(*coords))
 
     @cached_property
+    def decoded(self) -> str | None:
+        """The buffer whose values `decode` computes; None if all values are stored."""
+        buffers = self.buffers_to_rewrite if self.decode is not None else ()
+        local = (n for n in buffers if self.new_format_desc.buffer(n).handle is None)
+        return next(local, None)
+
+    @property
+    def encoded(self) -> list[SparseBuffer]:
+        """The buffers from which `decode` computes values, and which `encode` fills."""
+        return [b for b in self.new_format_desc.buffers if b.name not in self.buffers_to_rewrite]
+
+    @cached_property
     def masked(self) -> bool:
         """Whether a slot may be empty, so that the format needs a mask.
 
@@ -177,22 +202,23 @@ class FormatRewriteRule:
         return sorted(leaves, key=lambda a: roots.index(a.root.name))
 
     @cached_property
-    def tied(self) -> dict[str, tuple[str, int]]:
-        """Axes after whose length follows from an axis before: that axis, and the divisor.
+    def tied(self) -> dict[str, tuple[str, Fraction]]:
+        """Axes after whose length follows from an axis before: that axis, and the ratio.
 
-        In a rule that is `whole`, those whose coordinate is one before, or its block of a constant
-        size. A decomposed program takes their lengths from the axes before if other arrays have
-        these lengths, too, so that a format of another size is refused.
+        In a rule that is `whole`, those whose coordinate is one before, its block of a constant
+        size, or a multiple of it. A decomposed program takes their lengths from the axes before if
+        other arrays have these lengths, too, so that a format of another size is refused.
         """
         before, after, _ = self.maps
-        lengths: dict[str, tuple[str, int]] = {}
+        lengths: dict[str, tuple[str, Fraction]] = {}
         for name, expr in zip(self.axes_after_rewrite, after, strict=True):
-            blocks = isinstance(expr, tirx.FloorDiv)
-            coordinate = expr.a if blocks else expr
+            scaled = isinstance(expr, tirx.FloorDiv | tirx.Mul) and isinstance(expr.b, tirx.IntImm)
+            by = Fraction(int(expr.b)) if scaled else Fraction(1)
+            coordinate = expr.a if scaled else expr
             names = zip(self.axes_before_rewrite, before, strict=True)
             source = [n for n, v in names if v.same_as(coordinate)]
             if self.whole and source and isinstance(self.axis(name).length, ir.Var):
-                lengths[name] = source[0], int(expr.b) if blocks else 1
+                lengths[name] = source[0], 1 / by if isinstance(expr, tirx.FloorDiv) else by
         return lengths
 
     @cached_property
@@ -206,12 +232,7 @@ class FormatRewriteRule:
         if not callable(function):
             self._refuse(argument, "a function of coordinates", repr(function))
         variables = [tirx.Var(f"c{n}", "int64") for n in range(inputs)]
-        try:
-            result = _tuple(function(*variables))
-        except Exception as err:  # a user's function may raise anything
-            self._refuse(
-                argument, f"a function of {inputs} coordinates", f"{type(err).__name__}: {err}"
-            )
+        result = _tuple(self._applied(argument, function, variables, f"{inputs} coordinates"))
         if len(result) != outputs:
             self._refuse(argument, f"{outputs} coordinates", f"{len(result)}")
         for expr in result:
@@ -222,7 +243,28 @@ class FormatRewriteRule:
                     str(expr),
                 )
 
-    def _refuse(self, argument: str, expected: str, got: Any) -> None:
+    def _check_decode(self) -> None:
+        for argument in ("decode", "encode"):
+            if not callable(getattr(self, argument)):
+                self._refuse(argument, "a function", repr(getattr(self, argument)))
+        if self.decoded is None:
+            have = list(self.buffers_to_rewrite)
+            self._refuse("decode", "a rewritten buffer that the description allocates", have)
+        axes = [self.axis(n) for n in self.axes_after_rewrite]
+        inputs = [*(b.var for b in self.encoded), *(tirx.Var(a.name, a.idtype) for a in axes)]
+        names = f"{[b.name for b in self.encoded]} and {len(axes)} coordinates"
+        value = self._applied("decode", self.decode, inputs, names)
+        dtype = self.new_format_desc.buffer(self.decoded).dtype
+        if not ir.is_prim_expr(value) or str(value.ty.dtype) != dtype:
+            self._refuse("decode", f"an expression of type {dtype}", value)
+
+    def _applied(self, argument: str, function: Any, inputs: Sequence[Any], names: str) -> Any:
+        try:
+            return function(*inputs)
+        except Exception as err:  # a user's function may raise anything
+            self._refuse(argument, f"a function of {names}", f"{type(err).__name__}: {err}")
+
+    def _refuse(self, argument: str, expected: str, got: Any) -> NoReturn:
         raise ValueError(
             f"FormatRewriteRule '{self.name}': argument '{argument}': expected {expected}, "
             f"got {got}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from tvm import ir, tirx
@@ -19,7 +20,7 @@ class RuleInstance:
     lengths : lengths of axes before by name, for tied axes
     full : whether every slot holds an element, so that no mask is needed
     params : parameters that are added to the program's, the mask's handle last
-    axes, buffers : the new ones by their names in the description
+    axes, buffers : the new ones by their names in the description, without a decoded buffer
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class RuleInstance:
         for axis in desc.axes:
             self.axes[axis.name] = self._axis(axis, fresh)
         self.buffers: dict[str, SparseBuffer] = {}
-        for buf in desc.buffers:
+        for buf in (b for b in desc.buffers if b.name != rule.decoded):
             self.buffers[buf.name] = self._buffer(
                 rule.renamed(buf.name), [self.axes[a.name] for a in buf.axes or ()], buf.dtype,
                 fresh.get(buf.handle),
@@ -64,16 +65,23 @@ class RuleInstance:
         )
 
     def _length(self, axis: Axis, own: Any) -> Any:
-        before, block = self.rule.tied.get(axis.name, ("", 1))
+        before, ratio = self.rule.tied.get(axis.name, ("", Fraction(1)))
         if before not in self._lengths:
             return own
         length = self._lengths[before]
         if str(length.ty.dtype) != axis.idtype:
             length = tirx.Cast(axis.idtype, length)
-        if block == 1:
+        if ratio == 1:
             return length
-        each = tirx.IntImm(axis.idtype, block)
-        return Analyzer().simplify(tirx.floordiv(length + (each - 1), each))
+        times, each = (tirx.IntImm(axis.idtype, n) for n in ratio.as_integer_ratio())
+        return Analyzer().simplify(tirx.floordiv(length * times + (each - 1), each))
+
+    def value(self, name: str, at: list[Any]) -> Any:
+        """The value at these coordinates of a buffer by its name in the description."""
+        decode = self.rule.decode
+        if decode is None or name in self.buffers:
+            return tirx.BufferLoad(self.buffers[name].var, at)
+        return decode(*(self.buffers[b.name].var for b in self.rule.encoded), *at)
 
     def is_stored(self, at: list[Any]) -> Any:
         """Whether the slot at these coordinates holds an element; None if there is no mask."""

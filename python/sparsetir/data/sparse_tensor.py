@@ -654,11 +654,31 @@ class SparseMatrix(SparseTensor):
         return self.T @ dense if dense.ndim == 1 else (self.T @ dense.T).T
 
     def matvec(self, x: object) -> Any:
-        """A @ x, as SciPy names it, whose `aslinearoperator`, `cg` and `eigsh` take the matrix."""
+        """A @ x, as SciPy names it, whose `aslinearoperator`, `cg` and `eigsh` take the matrix.
+
+        Parameters
+        ----------
+        x : array
+            A vector, or a matrix with a column for each product.
+
+        Returns
+        -------
+        array
+        """
         return self @ x
 
     def rmatvec(self, x: object) -> Any:
-        """A.T @ x, as SciPy names it."""
+        """A.T @ x, as SciPy names it.
+
+        Parameters
+        ----------
+        x : array
+            A vector, or a matrix with a column for each product.
+
+        Returns
+        -------
+        array
+        """
         return self.T @ x
 
     def matmul(self, other: object, *, semiring: str = "plus_times", mask: object = None) -> Self:
