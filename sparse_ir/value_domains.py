@@ -145,9 +145,12 @@ class _Lengths:
                 if axis is None or run is None:
                     return None if axis is None else axis.nnz
                 return axis.nnz - as_dtype(how[run] - 1, axis.idtype)
-            case LengthOf(length):
-                lengths = [a.length for a in self.by_indices.values()]
-                return next((x for x in lengths if keyword(x) == how[length]), None)
+            case LengthOf(length, run):
+                axes = self.by_indices.values()
+                axis = next((a for a in axes if keyword(a.length) == how[length]), None)
+                if axis is None or run is None:
+                    return None if axis is None else axis.length
+                return axis.length - as_dtype(how[run] - 1, axis.idtype)
             case Below(bound):
                 return None if dtype is None else as_dtype(how[bound], dtype)
             case SameAs(array):

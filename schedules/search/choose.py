@@ -75,6 +75,7 @@ class Statistics:
     locality : which rows of B are still in a cache when they are reused; None for all or none,
         if B fits or does not. See :meth:`asks_for_locality`
     shared : nonzeros per distinct column of four neighbouring rows, of long rows; 1 if unknown
+    diagonals : whether many nonzeros are in slices of diagonals; only used for one feature
     """
 
     m: int
@@ -88,6 +89,7 @@ class Statistics:
     work_of_threads: int = WORK_OF_THREADS
     locality: Locality | None = None
     shared: float = 1.0
+    diagonals: bool = False
 
     @property
     def asks_for_locality(self) -> bool:
@@ -256,7 +258,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
             work_of_threads=stats.work_of_threads, vector_bits=bits,
             cache=l2_bytes(),
         )  # fmt: skip
-        configs.insert(0, sliced)
+        configs.insert(0, replace(sliced, diagonals=stats.diagonals))
     return list(dict.fromkeys(configs))
 
 

@@ -42,13 +42,17 @@ class NonzerosOf(NamedTuple):
 
 
 class LengthOf(NamedTuple):
-    """Coordinates of an axis whose length a keyword gives."""
+    """Coordinates of an axis whose length a keyword gives.
+
+    run : keyword for the number of coordinates from each one on, itself included
+    """
 
     length: str
+    run: str | None = None
 
     def most(self, keywords: Mapping[str, Any]) -> int:
         """An exclusive bound, see :meth:`RowsOf.most`."""
-        return keywords[self.length]
+        return keywords[self.length] - (keywords[self.run] - 1 if self.run else 0)
 
 
 class Below(NamedTuple):
