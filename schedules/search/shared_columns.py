@@ -62,7 +62,7 @@ def on_diagonals(indptr: np.ndarray, indices: np.ndarray, n: int, lanes: int) ->
         size = {"n": n, "lanes": lanes, "dense": DIAGONAL}
         found = slice_diagonals(ptr - ptr[0], indices[ptr[0] : ptr[-1]], **size)
         held, all_of_them = held + np.count_nonzero(found >= 0), all_of_them + ptr[-1] - ptr[0]
-    return held >= ON_DIAGONALS * max(1, all_of_them)
+    return bool(held >= ON_DIAGONALS * max(1, all_of_them))
 
 
 def _windows(indptr: np.ndarray, rows: int, most: int) -> Iterator[tuple[int, int]]:

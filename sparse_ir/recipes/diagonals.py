@@ -65,24 +65,25 @@ def _diagonals(
     return out
 
 
-@recipe
-def diagonal_slices(diagonals: np.ndarray, indptr: np.ndarray, lanes: int) -> np.ndarray:
-    """(slices,) the slices with these diagonals, increasing."""
-    return distinct(_rows(diagonals, indptr) // lanes)
+@recipe(values=RowsOf("indptr", run="lanes"), distinct=True)
+def first_rows(diagonals: np.ndarray, indptr: np.ndarray, lanes: int) -> np.ndarray:
+    """(slices,) the first row of each slice with these diagonals, increasing."""
+    return distinct(_rows(diagonals, indptr) // lanes) * lanes
 
 
 @recipe
-def diagonal_slice_count(slices: np.ndarray) -> int:
-    """The number of these slices."""
-    return len(slices)
+def diagonal_slice_count(rows: np.ndarray) -> int:
+    """The number of slices; rows : the result of :func:`first_rows`."""
+    return len(rows)
 
 
 @recipe
 def diagonal_ptr(
-    diagonals: np.ndarray, indptr: np.ndarray, slices: np.ndarray, lanes: int
+    diagonals: np.ndarray, indptr: np.ndarray, rows: np.ndarray, lanes: int
 ) -> np.ndarray:
-    """(slices + 1,) the first diagonal of each slice."""
-    return np.searchsorted(_rows(diagonals, indptr) // lanes, np.append(slices, len(indptr)))
+    """(slices + 1,) the first diagonal of each slice; rows : the result of :func:`first_rows`."""
+    numbers = np.append(rows // lanes, len(indptr))
+    return np.searchsorted(_rows(diagonals, indptr) // lanes, numbers)
 
 
 @recipe(values=LengthOf("n", run="lanes"))
@@ -91,12 +92,6 @@ def first_columns(
 ) -> np.ndarray:
     """(diagonals,) the column of each diagonal in the first row of its slice."""
     return indices[diagonals.max(axis=1)] - _rows(diagonals, indptr) % lanes
-
-
-@recipe(values=RowsOf("indptr"), distinct=True)
-def rows_on_diagonals(indptr: np.ndarray, slices: np.ndarray, lanes: int) -> np.ndarray:
-    """(slices * lanes,) the rows of some slices."""
-    return (slices[:, None] * lanes + np.arange(lanes)).ravel()
 
 
 @recipe(values=NonzerosOf("indptr"))

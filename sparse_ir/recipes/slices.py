@@ -43,7 +43,7 @@ def row_order(
     longest : the least number of elements of a long row, at least `lanes`
     window : rows that are sorted by length together
     filled : long rows are in slices, too, if this many percent of the slots hold elements
-    taken : rows on diagonals, which belong to none of these
+    taken : the first rows of slices of diagonals, whose rows belong to none of these
     """
     if window < 1:
         raise ScheduleError(f"sell_slices: argument 'window': expected 1 or more, got {window}")
@@ -54,7 +54,7 @@ def row_order(
     left, rest = np.split(short[order], [len(short) % lanes])
     whole, even, others = _even(lengths, long, lanes, filled)
     others = np.sort(np.concatenate([whole[~even].ravel(), others]))
-    return np.concatenate([rest, whole[even].ravel(), _none(taken), others, left])
+    return np.concatenate([rest, whole[even].ravel(), _taken(taken, lanes), others, left])
 
 
 @recipe(steps="lanes")
@@ -79,7 +79,7 @@ def long_count(
     indptr: np.ndarray, slices: int, lanes: int, left: int, taken: np.ndarray | None = None
 ) -> int:
     """The number of long rows, which are in no slice."""
-    return len(indptr) - 1 - slices * lanes - left - len(_none(taken))
+    return len(indptr) - 1 - slices * lanes - left - len(_taken(taken, lanes))
 
 
 @recipe(values=SameAs("order"), distinct="order")
@@ -178,8 +178,9 @@ def positions_of_rows(indptr: np.ndarray, rows: np.ndarray, offsets: np.ndarray)
     return np.repeat(indptr[rows], np.diff(offsets)) + numbers_within(offsets)
 
 
-def _none(taken: np.ndarray | None) -> np.ndarray:
-    return np.zeros(0, np.int64) if taken is None else taken
+def _taken(first: np.ndarray | None, lanes: int) -> np.ndarray:
+    """The rows of slices of diagonals, given their first ones."""
+    return np.zeros(0, np.int64) if first is None else np.add.outer(first, np.arange(lanes)).ravel()
 
 
 def _parted(
@@ -192,7 +193,7 @@ def _parted(
         )
     lengths = np.diff(indptr)
     free = np.ones(len(lengths), bool)
-    free[_none(taken)] = False
+    free[_taken(taken, lanes)] = False
     short, long = (np.flatnonzero(free & x) for x in (lengths < longest, lengths >= longest))
     return lengths, short, long
 

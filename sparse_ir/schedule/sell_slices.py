@@ -38,7 +38,7 @@ columns are then consecutive, so that B is loaded and not gathered, and a mask s
 a nonzero. Finite elements, stencils and bands consist of such slices::
 
     with T.sp_iter([I_bands, I_diagonals, I_band_lanes], "SRS", "spmv_diagonals") as [s, d, v]:
-        C[I_band_rows[s * 16 + v]] = C[..] + T.Select(
+        C[I_band_rows[s] + v] = C[..] + T.Select(
             T.shift_right(I_masks[s, d], v) % 2 == 1,
             A[I_band_slots[s, d, v]] * B[J_first[s, d] + v], 0.0)
 
@@ -209,33 +209,34 @@ class _Slices:
         )
 
     def _diagonals(self, percent: int) -> tuple[SparseIteration, SparseBuffer]:
-        """The iteration over slices of diagonals, one diagonal at a time; and its rows."""
+        """The iteration over slices of diagonals, one diagonal at a time; and first rows."""
         order, column = self.order, self.order.column
         rows = {"indptr": self.indptr, "lanes": self.lanes}
         where = {**rows, "indices": column.indices, "n": column.length}
         held = order.array("held", of_bands.slice_diagonals, **where, dense=percent)
-        numbers = order.array("numbers", of_bands.diagonal_slices, **rows, diagonals=held)
-        which = {**rows, "slices": numbers}
-        count = order.number("bands_count", of_bands.diagonal_slice_count, slices=numbers)
-        bands, lane = order.dense("bands", count), order.dense("band_lanes", self.lanes)
-        diagonal = order.ragged("diagonals", bands, of_bands.diagonal_ptr, **which, diagonals=held)
+        first = order.array("band_rows", of_bands.first_rows, **rows, diagonals=held)
+        bands = order.dense(
+            "bands", order.number("bands_count", of_bands.diagonal_slice_count, rows=first)
+        )
+        lane = order.dense("band_lanes", self.lanes)
+        which = {"indptr": self.indptr, "diagonals": held}
+        diagonal = order.ragged(
+            "diagonals", bands, of_bands.diagonal_ptr, **which, rows=first, lanes=self.lanes
+        )
         axes = [bands, diagonal, lane]
-        order.bound(f"{order.row.name}_numbers", [bands], numbers)
         order.bound(f"{order.row.name}_held", axes, held)
-        places = [order.dense("band_places", bands.length * lane.length)]
-        taken = self._table("band_rows", places, of_bands.rows_on_diagonals, **which)
+        starts = order.bound(f"{order.row.name}_band_rows", [bands], first)
         masks = self._table("masks", axes[:2], of_bands.diagonal_masks, diagonals=held)
-        how = {"indptr": self.indptr, "diagonals": held}
-        slots = self._table("band_slots", axes, of_bands.diagonal_slots, **how)
+        slots = self._table("band_slots", axes, of_bands.diagonal_slots, **which)
         name = f"{column.name}_first"
-        first = order.table(name, axes[:2], of_bands.first_columns, **where, diagonals=held)
+        columns = order.table(name, axes[:2], of_bands.first_columns, **where, diagonals=held)
         loops = order.loops_over(band=(bands, "S"), diagonal=(diagonal, "R"), band_lane=(lane, "S"))
         s, d, v = (loop.var for loop in loops)
         bit = tirx.floormod(tirx.shift_right(load(masks, s, d), v), as_dtype(2, order.idtype))
         name = fresh_name(order.func, f"{order.it.name}_diagonals")
-        row, at = load(taken, s * lane.length + v), load(first, s, d) + v
+        row, at = load(starts, s) + v, load(columns, s, d) + v
         valid = tirx.EQ(bit, as_dtype(1, order.idtype))
-        return self._iteration(name, loops, row, at, load(slots, s, d, v), valid), taken
+        return self._iteration(name, loops, row, at, load(slots, s, d, v), valid), starts
 
     def _iteration(
         self, name: str, loops: list[Loop], row: Any, column: Any, position: Any, valid: Any
