@@ -256,9 +256,9 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         sliced = SlicedRows.for_pattern(
             problem, stats.m, stats.nnz, threads=stats.threads,
             work_of_threads=stats.work_of_threads, vector_bits=bits,
-            cache=l2_bytes(),
+            cache=l2_bytes(), diagonals=stats.diagonals,
         )  # fmt: skip
-        configs.insert(0, replace(sliced, diagonals=stats.diagonals))
+        configs.insert(0, sliced)
     return list(dict.fromkeys(configs))
 
 

@@ -90,16 +90,18 @@ class SlicedRows(Config):
     @staticmethod
     def for_pattern(
         problem: Spmm, m: int, nnz: int, *, threads: int = 1, work_of_threads: int = 0,
-        vector_bits: int = 512, cache: int = 0,
+        vector_bits: int = 512, cache: int = 0, diagonals: bool = False,
     ) -> SlicedRows:  # fmt: skip
         """A good config for a pattern of `nnz` elements in `m` rows.
 
         work_of_threads : the least multiplications for which waking the other threads pays
         cache : bytes; operands that fit are not prefetched
+        diagonals : whether many elements are in slices of diagonals, which take half of the time
         """
-        lanes, work = vector_lanes(problem, vector_bits), MULTIPLICATIONS * (nnz + STORE_COST * m)
+        element = MULTIPLICATIONS // 2 if diagonals else MULTIPLICATIONS
+        lanes, work = vector_lanes(problem, vector_bits), element * (nnz + STORE_COST * m)
         each = sum(np.dtype(kind).itemsize for kind in (problem.dtype, problem.idtype))
-        config = SlicedRows(lanes)
+        config = SlicedRows(lanes, diagonals=diagonals)
         if nnz * each <= cache:
             config = replace(config, prefetch=0)
         if threads < 2 or work < work_of_threads:
