@@ -135,19 +135,24 @@ class _Lengths:
         """The length that a recipe's fact implies for a buffer of a type, or None."""
         names = {key: str(value)[1:] for key, value in how.items()}
         match said:
-            case RowsOf(indptr):
+            case RowsOf(indptr, run):
                 axis = self.by_indptr.get(names[indptr])
-                root = axis is not None and axis.parent.kind == "dense_fixed"
-                return axis.parent.length if axis is not None and root else None
+                if axis is None or axis.parent.kind != "dense_fixed":
+                    return None
+                length = axis.parent.length
+                return length if run is None else length - as_dtype(how[run] - 1, axis.idtype)
             case NonzerosOf(indptr, indices, run):
                 axis = self.by_indptr.get(names[indptr]) if indptr else None
                 axis = self.by_indices.get(names[indices]) if indices else axis
                 if axis is None or run is None:
                     return None if axis is None else axis.nnz
                 return axis.nnz - as_dtype(how[run] - 1, axis.idtype)
-            case LengthOf(length):
-                lengths = [a.length for a in self.by_indices.values()]
-                return next((x for x in lengths if keyword(x) == how[length]), None)
+            case LengthOf(length, run):
+                axes = self.by_indices.values()
+                axis = next((a for a in axes if keyword(a.length) == how[length]), None)
+                if axis is None or run is None:
+                    return None if axis is None else axis.length
+                return axis.length - as_dtype(how[run] - 1, axis.idtype)
             case Below(bound):
                 return None if dtype is None else as_dtype(how[bound], dtype)
             case SameAs(array):

@@ -61,6 +61,7 @@ class Statistics:
     locality : which rows of B are still in a cache when they are reused; None for all or none,
         if B fits or does not. See :meth:`asks_for_locality`
     shared : nonzeros per distinct column of four neighbouring rows, of long rows; 1 if unknown
+    diagonals : whether many nonzeros are in slices of diagonals; only used for one feature
     """
 
     m: int
@@ -74,6 +75,7 @@ class Statistics:
     work_of_threads: int = WORK_OF_THREADS
     locality: Locality | None = None
     shared: float = 1.0
+    diagonals: bool = False
 
     @property
     def asks_for_locality(self) -> bool:
@@ -222,7 +224,7 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         sliced = SlicedRows.for_pattern(
             problem, stats.m, stats.nnz, threads=stats.threads,
             work_of_threads=stats.work_of_threads, vector_bits=bits,
-            cache=l2_bytes(),
+            cache=l2_bytes(), diagonals=stats.diagonals,
         )  # fmt: skip
         configs.insert(0, sliced)
     return list(dict.fromkeys(configs))

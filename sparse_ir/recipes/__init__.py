@@ -6,6 +6,14 @@ and every exported kernel finds those that it names. `general` has recipes for a
 finds recipes, and the facts about their results.
 """
 
-from sparsetir.sparse_ir.recipes import general, locality, patterns, positions, ranges, slices
+from sparsetir.sparse_ir.recipes import (
+    diagonals,
+    general,
+    locality,
+    patterns,
+    positions,
+    ranges,
+    slices,
+)
 
-__all__ = ["general", "locality", "patterns", "positions", "ranges", "slices"]
+__all__ = ["diagonals", "general", "locality", "patterns", "positions", "ranges", "slices"]

@@ -14,13 +14,17 @@ RECIPES: dict[str, Callable[..., Any]] = {}
 
 
 class RowsOf(NamedTuple):
-    """Row numbers of the axis whose `indptr` a keyword gives."""
+    """Row numbers of the axis whose `indptr` a keyword gives.
+
+    run : keyword for the number of rows from each one on, itself included
+    """
 
     indptr: str
+    run: str | None = None
 
     def most(self, keywords: Mapping[str, Any]) -> int:
         """An exclusive bound of the values, given the values of keywords."""
-        return len(keywords[self.indptr]) - 1
+        return len(keywords[self.indptr]) - 1 - (keywords[self.run] - 1 if self.run else 0)
 
 
 class NonzerosOf(NamedTuple):
@@ -42,13 +46,17 @@ class NonzerosOf(NamedTuple):
 
 
 class LengthOf(NamedTuple):
-    """Coordinates of an axis whose length a keyword gives."""
+    """Coordinates of an axis whose length a keyword gives.
+
+    run : keyword for the number of coordinates from each one on, itself included
+    """
 
     length: str
+    run: str | None = None
 
     def most(self, keywords: Mapping[str, Any]) -> int:
         """An exclusive bound, see :meth:`RowsOf.most`."""
-        return keywords[self.length]
+        return keywords[self.length] - (keywords[self.run] - 1 if self.run else 0)
 
 
 class Below(NamedTuple):

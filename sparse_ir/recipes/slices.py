@@ -30,44 +30,56 @@ def order_in_windows(lengths: np.ndarray, number: np.ndarray, down: Any) -> np.n
 
 
 @recipe(values=RowsOf("indptr"), distinct=True)
-def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled: int) -> np.ndarray:
+def row_order(
+    indptr: np.ndarray, lanes: int, longest: int, window: int, filled: int,
+    taken: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
     """(m,) the rows, each once: those in slices, slice by slice, then long ones, then the others.
+
+    Rows that are `taken` follow those in slices.
 
     indptr : (m + 1,) offsets of rows
     lanes : rows per slice
     longest : the least number of elements of a long row, at least `lanes`
     window : rows that are sorted by length together
     filled : long rows are in slices, too, if this many percent of the slots hold elements
+    taken : the first rows of slices of diagonals, whose rows belong to none of these
     """
     if window < 1:
         raise ScheduleError(f"sell_slices: argument 'window': expected 1 or more, got {window}")
-    lengths, short, long = _parted(indptr, lanes, longest)
+    lengths, short, long = _parted(indptr, lanes, longest, taken)
     number = short // window
     # Lengths increase in one window and decrease in the next, for slices that span both.
     order = order_in_windows(lengths[short], number, number % 2)
     left, rest = np.split(short[order], [len(short) % lanes])
     whole, even, others = _even(lengths, long, lanes, filled)
     others = np.sort(np.concatenate([whole[~even].ravel(), others]))
-    return np.concatenate([rest, whole[even].ravel(), others, left])
+    return np.concatenate([rest, whole[even].ravel(), _taken(taken, lanes), others, left])
 
 
 @recipe(steps="lanes")
-def slice_count(indptr: np.ndarray, lanes: int, longest: int, filled: int) -> int:
+def slice_count(
+    indptr: np.ndarray, lanes: int, longest: int, filled: int, taken: np.ndarray | None = None
+) -> int:
     """The number of slices; arguments as for :func:`row_order`."""
-    lengths, short, long = _parted(indptr, lanes, longest)
+    lengths, short, long = _parted(indptr, lanes, longest, taken)
     return len(short) // lanes + int(_even(lengths, long, lanes, filled)[1].sum())
 
 
 @recipe
-def left_count(indptr: np.ndarray, lanes: int, longest: int) -> int:
+def left_count(
+    indptr: np.ndarray, lanes: int, longest: int, taken: np.ndarray | None = None
+) -> int:
     """The number of rows that fill no slice."""
-    return len(_parted(indptr, lanes, longest)[1]) % lanes
+    return len(_parted(indptr, lanes, longest, taken)[1]) % lanes
 
 
 @recipe
-def long_count(indptr: np.ndarray, slices: int, lanes: int, left: int) -> int:
+def long_count(
+    indptr: np.ndarray, slices: int, lanes: int, left: int, taken: np.ndarray | None = None
+) -> int:
     """The number of long rows, which are in no slice."""
-    return len(indptr) - 1 - slices * lanes - left
+    return len(indptr) - 1 - slices * lanes - left - len(_taken(taken, lanes))
 
 
 @recipe(values=SameAs("order"), distinct="order")
@@ -166,16 +178,24 @@ def positions_of_rows(indptr: np.ndarray, rows: np.ndarray, offsets: np.ndarray)
     return np.repeat(indptr[rows], np.diff(offsets)) + numbers_within(offsets)
 
 
+def _taken(first: np.ndarray | None, lanes: int) -> np.ndarray:
+    """The rows of slices of diagonals, given their first ones."""
+    return np.zeros(0, np.int64) if first is None else np.add.outer(first, np.arange(lanes)).ravel()
+
+
 def _parted(
-    indptr: np.ndarray, lanes: int, longest: int
+    indptr: np.ndarray, lanes: int, longest: int, taken: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lengths of rows, the rows shorter than `longest`, and the others."""
+    """Lengths of rows, the rows shorter than `longest`, and the others, without those taken."""
     if longest < lanes:
         raise ScheduleError(
             f"sell_slices: argument 'longest': expected {lanes} or more, got {longest}"
         )
     lengths = np.diff(indptr)
-    return lengths, np.flatnonzero(lengths < longest), np.flatnonzero(lengths >= longest)
+    free = np.ones(len(lengths), bool)
+    free[_taken(taken, lanes)] = False
+    short, long = (np.flatnonzero(free & x) for x in (lengths < longest, lengths >= longest))
+    return lengths, short, long
 
 
 def _even(

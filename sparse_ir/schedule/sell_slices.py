@@ -31,7 +31,16 @@ elements of a row; the last vector ends with the row::
 
 So do the fewer than 16 rows that fill no slice, one element after the other: `"spmv_left"`. Arrays
 of values are unchanged: buffers over rows and columns lie over positions. The arrays that describe
-the slices are computed. `packed` stores values in the order of the slots.
+the slices are computed. `pack` stores values in the order of the slots.
+
+With `diagonals=30`, 16 consecutive rows are a slice of diagonals if nonzeros fill 30 % of these:
+columns are then consecutive, so that B is loaded and not gathered, and a mask says which rows have
+a nonzero. Finite elements, stencils and bands consist of such slices::
+
+    with T.sp_iter([I_bands, I_diagonals, I_band_lanes], "SRS", "spmv_diagonals") as [s, d, v]:
+        C[I_band_rows[s] + v] = C[..] + T.Select(
+            T.shift_right(I_masks[s, d], v) % 2 == 1,
+            A[I_band_slots[s, d, v]] * B[J_first[s, d] + v], 0.0)
 
 (Kreutzer, Hager, Wellein, Fehske and Bishop, "A unified sparse matrix data format for efficient
 general sparse matrix-vector multiplication on modern processors with wide SIMD units", SIAM Journal
@@ -46,20 +55,24 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, SparseIteration
+from sparsetir.sparse_ir.recipes import diagonals as of_bands
 from sparsetir.sparse_ir.recipes import slices as recipes
 from sparsetir.sparse_ir.reduction import add_guards, masked
 from sparsetir.sparse_ir.schedule.loops import Loop, SpIter, change_of, handle_of, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, elements_of_rows, load
+from sparsetir.sparse_ir.tir import as_dtype
 
 NAME = "sell_slices"
+MASKED = 32  # rows of a slice of diagonals, at most: bits of a mask
 
 
 @primitive(reorders=True)
 def sell_slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,
+    diagonals: int | None = None,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
     """Process rows of similar length side by side, one element of each at a time.
 
@@ -76,11 +89,15 @@ def sell_slices(
         The least number of elements of a long row; rows sorted together; the percentage of
         a slice's slots that long rows must fill. Numbers that are compiled in, or names of computed
         parameters, which have these defaults unless the plan overrides them.
+    diagonals : int, optional
+        The percentage of slots that nonzeros must fill for a slice of diagonals, of at most 32
+        rows; by default there are none.
 
     Returns
     -------
     list of SpIter
-        The loops over slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
+        The loops over slices, steps, lanes; long rows, vectors, their lanes; other rows, elements;
+        with `diagonals` also those over slices, diagonals, lanes.
     """
     change = change_of(NAME, func, rows, columns)
     change.check_count("lanes", lanes, below=2**15)
@@ -90,7 +107,10 @@ def sell_slices(
     for name, value in numbers.items():
         order.check_count(name, value, below=2**31, or_name=True)
         numbers[name] = order.choice(value, defaults[name])
-    return _Slices(order, lanes).run(**numbers)
+    if diagonals is not None:
+        order.check_count("diagonals", diagonals, below=101)
+        order.check_count("lanes", lanes, below=MASKED + 1)
+    return _Slices(order, lanes).run(**numbers, diagonals=diagonals)
 
 
 class _Slices:
@@ -98,9 +118,15 @@ class _Slices:
         self.order, self.lanes = order, lanes
         self.indptr, self.reduction = order.column.indptr, order.reduced()
 
-    def run(self, longest: Any, window: Any, filled: Any) -> tuple[SparseFunc, list[SpIter]]:
+    def run(
+        self, longest: Any, window: Any, filled: Any, diagonals: int | None
+    ) -> tuple[SparseFunc, list[SpIter]]:
         """The rewritten function and the handles."""
         order, which = self.order, {"indptr": self.indptr, "lanes": self.lanes}
+        bands = []
+        if diagonals is not None:
+            band, which["taken"] = self._diagonals(diagonals)
+            bands.append(band)
         lengths = {**which, "longest": longest}
         self.sorted = self._table(
             "order", [order.row], recipes.row_order, **lengths, window=window, filled=filled
@@ -108,15 +134,15 @@ class _Slices:
         count = order.number("slices_count", recipes.slice_count, **lengths, filled=filled)
         left = order.number("left_count", recipes.left_count, **lengths)
         at = order.bound(f"{order.column.name}_at", [order.positions], order.column.indices)
-        iterations = [self._slices(count)]
+        slices = self._slices(count)
         long = order.number("long_count", recipes.long_count, **which, slices=count, left=left)
-        iterations += [self._long(long, left, at), self._left(left)]
+        rows = [slices, self._long(long, left, at), self._left(left)]
         handles = [
             handle_of(it, loop)
-            for it, number in zip(iterations, (3, 3, 2), strict=True)
+            for it, number in zip([*rows, *bands], (3, 3, 2, 3), strict=False)
             for loop in loops_of(it)[:number]
         ]
-        return order.replaced(*iterations), handles
+        return order.replaced(*bands, *rows), handles
 
     def _slices(self, count: Any) -> SparseIteration:
         """The iteration over slices, one element of each row at a time."""
@@ -181,6 +207,36 @@ class _Slices:
         return self._iteration(
             name, loops, load(rows, q), load(columns, q, x), load(slots, q, x), None
         )
+
+    def _diagonals(self, percent: int) -> tuple[SparseIteration, SparseBuffer]:
+        """The iteration over slices of diagonals, one diagonal at a time; and first rows."""
+        order, column = self.order, self.order.column
+        rows = {"indptr": self.indptr, "lanes": self.lanes}
+        where = {**rows, "indices": column.indices, "n": column.length}
+        held = order.array("held", of_bands.slice_diagonals, **where, dense=percent)
+        first = order.array("band_rows", of_bands.first_rows, **rows, diagonals=held)
+        bands = order.dense(
+            "bands", order.number("bands_count", of_bands.diagonal_slice_count, rows=first)
+        )
+        lane = order.dense("band_lanes", self.lanes)
+        which = {"indptr": self.indptr, "diagonals": held}
+        diagonal = order.ragged(
+            "diagonals", bands, of_bands.diagonal_ptr, **which, rows=first, lanes=self.lanes
+        )
+        axes = [bands, diagonal, lane]
+        order.bound(f"{order.row.name}_held", axes, held)
+        starts = order.bound(f"{order.row.name}_band_rows", [bands], first)
+        masks = self._table("masks", axes[:2], of_bands.diagonal_masks, diagonals=held)
+        slots = self._table("band_slots", axes, of_bands.diagonal_slots, **which)
+        name = f"{column.name}_first"
+        columns = order.table(name, axes[:2], of_bands.first_columns, **where, diagonals=held)
+        loops = order.loops_over(band=(bands, "S"), diagonal=(diagonal, "R"), band_lane=(lane, "S"))
+        s, d, v = (loop.var for loop in loops)
+        bit = tirx.floormod(tirx.shift_right(load(masks, s, d), v), as_dtype(2, order.idtype))
+        name = fresh_name(order.func, f"{order.it.name}_diagonals")
+        row, at = load(starts, s) + v, load(columns, s, d) + v
+        valid = tirx.EQ(bit, as_dtype(1, order.idtype))
+        return self._iteration(name, loops, row, at, load(slots, s, d, v), valid), starts
 
     def _iteration(
         self, name: str, loops: list[Loop], row: Any, column: Any, position: Any, valid: Any

@@ -28,12 +28,23 @@ def uneven():
     return sp.csr_array((np.ones(len(indices), "float32"), indices, indptr), shape=(240, 90))
 
 
+def band():
+    """Diagonals, some of them with gaps, and in the middle rows of any columns."""
+    a = sp.diags_array(np.ones((5, 150)), offsets=[-7, -1, 0, 1, 9], shape=(150, 140)).tolil()
+    a[::3, 20:100] = 0
+    a[70:80] = RNG.random((10, 140)) < 0.3
+    return sp.csr_array(a, dtype="float32")
+
+
 ZOO = {**ZOO, "uneven": uneven(), "long rows alone": sp.csr_array(np.ones((3, 37), "float32"))}
+ZOO["band"] = band()
 CONFIGS = [
     SlicedRows(),
     SlicedRows(long=16, window=32, blocks=3),
     SlicedRows(lanes=4, long=20, blocks=2, packed=False, prefetch=3),
     SlicedRows(lanes=1, long=3, window=1, blocks=100, prefetch=0),
+    SlicedRows(diagonals=True),
+    SlicedRows(lanes=4, long=20, blocks=2, packed=False, diagonals=True),
 ]
 
 
@@ -76,6 +87,23 @@ def test_patterns(name, config):
 def test_dtypes(dtype):
     for name in ("uneven", "empty rows"):
         check(ZOO[name], SlicedRows(lanes=8, long=30), dtype)
+
+
+def test_elements_beside_diagonals_take_no_part():
+    """Slots without an element read x at columns of other rows, which may hold anything."""
+    a, x = ZOO["band"], np.ones(140, "float32")
+    x[45:60] = np.nan, np.inf, -np.inf, *(12 * [np.nan])
+    for config in (SlicedRows(lanes=8, diagonals=True), SlicedRows(packed=False, diagonals=True)):
+        result = product(a, torch.from_numpy(a.data), torch.from_numpy(x), config).numpy()
+        np.testing.assert_allclose(result, a @ x, rtol=1e-5)
+
+
+def test_diagonals_are_chosen():
+    """For bands, not for rows of random columns."""
+    a = sp.diags_array(np.ones((3, 4000)), offsets=[-1, 0, 1], shape=(4000, 4000), format="csr")
+    for matrix, chosen in ((a, True), (a[RNG.permutation(4000)], False), (a[:0], False)):
+        plan = sparsetir.plan("spmv", sparsetir.SparseMatrix(matrix.astype("float32")))
+        assert isinstance(plan.config, SlicedRows) and plan.config.diagonals == chosen
 
 
 def test_a_program_of_ones_own():

@@ -267,6 +267,8 @@ peel(i, 2)  # the iteration visits axes under
 sell_slices(i, j, 0)  # argument 'lanes': expected a positive integer
 sell_slices(i, j, 4, longest=0)  # argument 'longest': expected a positive
 sell_slices(i, j, 4, window="a b")  # argument 'window': expected a positive
+sell_slices(i, j, 4, diagonals=101)  # argument 'diagonals': expected a positive integer below 101
+sell_slices(i, j, 64, diagonals=30)  # argument 'lanes': expected a positive integer below 33
 sell_slices(i, k, 4)  # expected a spatial loop over a dense axis and a reduct
 sell_slices(j, i, 4)  # got 'J' and 'I'
 annotate(it, "note", "kept"); sell_slices(i, j, 4)  # without nested ones and annotations

@@ -15,6 +15,7 @@ from positions_common import relations
 from rows_common import operands
 from schedule_common import gives, keeps_meaning, opened, program
 from sparsetir.sparse_ir.computed import value_parameters
+from sparsetir.sparse_ir.recipes import diagonals as of_bands
 from sparsetir.sparse_ir.recipes import slices as recipes
 
 RNG = np.random.default_rng(0)
@@ -25,6 +26,7 @@ OPTIONS = [
     {"longest": 4, "window": 3},
     {"longest": 5, "filled": 101},
     {"longest": "long", "window": "window", "filled": "filled"},
+    {"longest": 4, "diagonals": 1},
 ]
 
 
@@ -95,12 +97,44 @@ def test_long_rows_of_about_one_length_are_in_slices() -> None:
     assert recipes.long_rows(order, 0, 4).tolist() == [32, 33, 34, 35]
 
 
+@pytest.mark.parametrize("chunk", [1, 100, 1 << 18])
+def test_slices_of_diagonals(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices are those that are filled and inside the matrix; each nonzero of them has one slot."""
+    monkeypatch.setattr(of_bands, "CHUNK", chunk)
+    m, n, lanes = 67, 70, 4
+    a = sp.diags_array(np.ones((5, m)), offsets=[-2, -1, 0, 1, 3], shape=(m, n)).tolil()
+    a[8:12] = RNG.random((4, n)) < 0.1  # too few on each diagonal
+    a[20, 20:40], a[24:28] = 1, 0
+    a = sp.csr_array(a)
+    where = {"indptr": a.indptr, "indices": a.indices, "n": n, "lanes": lanes}
+    held = of_bands.slice_diagonals(**where, dense=50)
+    rows = of_bands.first_rows(held, a.indptr, lanes)
+    inside = {*range(1, 16)} - {2, 5, 6}  # of the first, diagonals begin before the matrix
+    assert {*rows // lanes} == inside and of_bands.diagonal_slice_count(rows) == len(inside)
+    ptr = of_bands.diagonal_ptr(held, a.indptr, rows, lanes)
+    first = of_bands.first_columns(held, a.indptr, a.indices, n, lanes)
+    masks, slots = of_bands.diagonal_masks(held), of_bands.diagonal_slots(a.indptr, held)
+    assert (first >= 0).all() and (first + lanes <= n).all()
+    positions = []
+    for s, lane in np.ndindex(len(rows), lanes):
+        here = [d for d in range(ptr[s], ptr[s + 1]) if masks[d] >> lane & 1]
+        row = rows[s] + lane
+        positions += [slots[d, lane] for d in here]
+        assert [first[d] + lane for d in here] == [*a.indices[a.indptr[row] : a.indptr[row + 1]]]
+    every = np.add.outer(rows, np.arange(lanes))
+    assert len({*positions}) == len(positions) == np.diff(a.indptr)[every].sum()
+    unordered = np.append(a.indices[1:], a.indices[:1])
+    assert not len(of_bands.slice_diagonals(**where | {"indices": unordered}, dense=1))
+    assert not len(of_bands.slice_diagonals(**where | {"n": 3}, dense=1))
+    assert of_bands.diagonal_masks(np.zeros((1, 32), "int32")) == [-1]
+
+
 def test_no_loop_needs_a_guard_and_all_are_free_of_races() -> None:
-    sch, (s, _, lane, p, _, vector, q, _) = sliced(program("spmm"))
+    sch, (s, _, lane, p, _, vector, q, _, band, _, _) = sliced(program("spmm"), diagonals=50)
     sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
-    sch.parallelize(s)
-    sch.parallelize(p)
-    sch.parallelize(q)
+    for loop in (s, p, q):
+        sch.parallelize(loop)
+    sch.parallelize(band, race="ignore")  # no proof knows that slices are apart
     text = sparsetir.lower_sparse_iter(sch.func).script()
     assert "if_then_else" not in text and "search" not in text
     assert vector.name == "I_vector_lanes"

@@ -25,14 +25,20 @@ from sparsetir.runtime.pipeline import Stages, lower_template
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.operators.names import DTYPES, MESSAGES, NAMED, message_parts
 from sparsetir.schedules.operators.operands import Operator
-from sparsetir.schedules.operators.problems import CsrPattern, Product, Spmm, accumulator
+from sparsetir.schedules.operators.problems import (
+    CsrPattern,
+    Product,
+    Spmm,
+    accumulator,
+    vector_lanes,
+)
 from sparsetir.schedules.operators.registry import OF_MATRICES, OPERATORS
 from sparsetir.schedules.search.by_format import by_format, on_engine
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.locality import Locality
-from sparsetir.schedules.search.shared_columns import long_rows, shared_columns
+from sparsetir.schedules.search.shared_columns import long_rows, on_diagonals, shared_columns
 from sparsetir.schedules.search.spaces import Space, space
-from sparsetir.schedules.targets import is_gpu
+from sparsetir.schedules.targets import is_gpu, vector_registers
 from sparsetir.schedules.template import Branch, Choices, Template
 from sparsetir.schedules.templates.of_program import check_choices
 from sparsetir.schedules.templates.registry import template_of, templates_for
@@ -500,6 +506,10 @@ def matrix_request(
     if on_cpu and isinstance(matrix, SparseMatrix) and long_rows(m, n, matrix.nnz):
         arrays = matrix.pattern.indptr, matrix.pattern.columns
         statistics = replace(statistics, shared=round(shared_columns(*arrays, n, ROWS_UNPACKED), 1))
+    if on_cpu and feat == 1 and isinstance(matrix, SparseMatrix):
+        arrays = matrix.pattern.indptr, matrix.pattern.columns
+        lanes = vector_lanes(problem, vector_registers(target)[0])
+        statistics = replace(statistics, diagonals=on_diagonals(*arrays, n, lanes))
     there = (*operator.dims, *["a"] * operator.reads_values)
     sizes, callers = {"heads": heads or 1, "feat": feat}, {"heads": heads, "feat": feat}
     return OnMatrix(
