@@ -22,7 +22,8 @@ as long as its elements. Zen 5, one thread, float32, graphs of 20,000 to 60,000 
 elements on average: with 4 and 8 features 0.35 to 0.75 of the time, with 16 0.43 to 0.8, with 32
 0.65 to 1.0; with 100,000 rows of 4, whose values are larger than the caches, 1.2 to 1.35. Sums
 without features are in slices (:class:`sparsetir.schedules.templates.spmv.SlicedRows`): 0.4 to 0.6
-of the time on graphs of 20,000 to 300,000 rows, 0.8 to 1.1 if nearly all rows are equally long.
+of the time on graphs of 20,000 to 300,000 rows, 0.8 to 1.1 if nearly all rows are equally long,
+0.55 to 0.8 on stencils, whose slices are of diagonals.
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ from tvm import ir, tirx
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.program_space import RowTileOfAnySize
-from sparsetir.schedules.search.shared_columns import SHARED, long_rows, shared_columns, stays_near
+from sparsetir.schedules.search.shared_columns import (
+    SHARED,
+    long_rows,
+    on_diagonals,
+    shared_columns,
+    stays_near,
+)
 from sparsetir.schedules.search.visit_orders import NARROW, VECTORS, WINDOW, sorting_pays
 from sparsetir.schedules.targets import l2_bytes, pool, vector_registers
 from sparsetir.schedules.templates.register_tile import packed_values
 from sparsetir.schedules.templates.row_tile import ROWS_UNPACKED, RowTile
 from sparsetir.schedules.templates.shapes import RowReduction, ShapeError, row_reduction, row_sum
-from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.schedules.templates.spmv import DIAGONAL, DIAGONAL_GATHERED, SlicedRows
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.schedule import Schedule
@@ -98,7 +105,9 @@ class RowOrders(NamedTuple):
             return None
         short = sorting_pays(m, n, nnz, 1, self.bytes, self.lanes)
         if self.features is None:
-            return (lambda _: self.in_slices(m, nnz, work).unpacked) if short else None
+            near = self.on_diagonals(indptr, indices, n, DIAGONAL_GATHERED)
+            sliced = self.in_slices(m, nnz, work, near).unpacked
+            return (lambda _: sliced) if short or near else None
         if short:
             return partial(self.by_length, m, n, nnz, work)
         if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
@@ -113,14 +122,19 @@ class RowOrders(NamedTuple):
         if self.features is not None:
             return None
         m, nnz = len(indptr) - 1, len(indices)
-        return self.in_slices(m, nnz, work) if LEAST <= nnz < LONG * m else None
+        near = self.on_diagonals(indptr, indices, int(indices.max(initial=0)) + 1, DIAGONAL)
+        return self.in_slices(m, nnz, work, near) if near or LEAST <= nnz < LONG * m else None
 
-    def in_slices(self, m: int, nnz: int, work: int) -> SlicedRows:
-        """Slices of rows by length."""
+    def on_diagonals(self, indptr: Any, indices: Any, n: int, percent: int) -> bool:
+        """Whether slices of diagonals pay, if nonzeros fill this percentage of them."""
+        return len(indices) >= LEAST and on_diagonals(indptr, indices, n, self.lanes, percent)
+
+    def in_slices(self, m: int, nnz: int, work: int, diagonals: bool) -> SlicedRows:
+        """Slices of rows by length, and of diagonals."""
         bits = self.lanes * self.bytes * 8
         return SlicedRows.for_pattern(
             Spmm(self.dtype, self.idtype), m, nnz, threads=pool(), work_of_threads=work,
-            vector_bits=bits, cache=l2_bytes(),
+            vector_bits=bits, cache=l2_bytes(), diagonals=diagonals,
         )  # fmt: skip
 
     def by_length(self, m: int, n: int, nnz: int, work: int, feat: int) -> RowTile | None:

@@ -49,17 +49,20 @@ def shared_columns(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -
     return held / max(1, distinct)
 
 
-def on_diagonals(indptr: np.ndarray, indices: np.ndarray, n: int, lanes: int) -> bool:
+def on_diagonals(
+    indptr: np.ndarray, indices: np.ndarray, n: int, lanes: int, dense: int = DIAGONAL
+) -> bool:
     """Whether enough nonzeros are in slices of diagonals, of `lanes` rows, for code for them.
 
     n : columns
+    dense : the least percentage of slots of such a slice with a nonzero
 
     Of up to 8,192 nonzeros, in four places: 0.1 to 0.4 ms.
     """
     held = stored = 0
     for first, last in _windows(indptr, lanes, MOST // 4):
         ptr = indptr[first : last + 1]
-        size = {"n": n, "lanes": lanes, "dense": DIAGONAL}
+        size = {"n": n, "lanes": lanes, "dense": dense}
         diagonals = slice_diagonals(ptr - ptr[0], indices[ptr[0] : ptr[-1]], **size)
         held, stored = held + np.count_nonzero(diagonals >= 0), stored + ptr[-1] - ptr[0]
     return bool(held >= ON_DIAGONALS * max(1, stored))

@@ -113,6 +113,23 @@ def test_sums_of_many_short_rows_in_slices(monkeypatch):
         assert (chosen is not kernel) == (lengths_of.sum() <= 6 * 90)
 
 
+@pytest.mark.parametrize("size", [1 << 10, 1 << 13])
+def test_sums_on_diagonals(size):
+    """Full ones, with the edges of the matrix in other slices; few elements keep their order."""
+    kernel = sparsetir.build(PROGRAMS["spmv"].make("float32", "int32"))
+    offsets, rng = (-40, -1, 0, 1, 40), np.random.default_rng(0)
+    diagonals = [rng.integers(1, 9, size - abs(at)).astype("float32") for at in offsets]
+    a = sp.csr_array(sp.diags_array(diagonals, offsets=offsets))
+    x = rng.integers(-8, 9, size).astype("float32")
+    args = {"a": a.data, "x": x, "y": None, "indptr": a.indptr, "indices": a.indices}
+    for _ in range(3):
+        args["y"] = np.full(size, np.nan, "float32")
+        kernel(**args)
+        np.testing.assert_array_equal(args["y"], a @ x)
+    chosen = kernel.chosen_for(args)
+    assert ("diagonals" in chosen.stages["I"].script()) == (size > 1 << 10)
+
+
 def test_values_beyond_the_caches_keep_the_order(small, kernel, monkeypatch):
     monkeypatch.setattr(visit_orders, "ROWS", 50)
     of_row = np.arange(61, dtype="int32")
