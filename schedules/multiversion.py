@@ -44,6 +44,7 @@ from sparsetir.schedules.panels import (
 )
 from sparsetir.schedules.passes.drop_identity_order import drop_identity_order
 from sparsetir.schedules.passes.features_last import features_last, result_last
+from sparsetir.schedules.passes.fused_rows import FEW
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.lookups import Lookups, lookups
 from sparsetir.schedules.passes.nests import of_params
@@ -99,14 +100,32 @@ SEARCH = 4
 STEP_VECTORS = 8
 
 
-def multiversion(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
+def multiversion(
+    func: SparseFunc, target: Any, work: int = WORK_OF_THREADS, few: SparseFunc | None = None
+) -> dict[str, Any]:
     """The default schedule for CPUs, with versions if the program has a suitable shape.
 
     func : a stage-I function
     work : the least multiplications for which other threads are used
+    few : the function in another form, for at most :data:`FEW` features
 
     Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions share.
     """
+    stages = _versions(func, target, work)
+    steps = None if few is None else _shape(row_steps, Schedule(few))
+    if few is None or steps is None:
+        return stages
+    many, other = (x["II scheduled"] for x in (stages, _versions(few, target, work)))
+    if [str(p.name) for p in many.params] != [str(p.name) for p in other.params]:
+        return stages
+    lengths = [few.axis(loop.name).length for loop in steps.others]
+    size = prod(_lowered_sizes(lengths, many), start=_int64(1))
+    done = either(size <= _int64(FEW), other, many, ("few", "many"))
+    return {**stages, "II scheduled": done}
+
+
+def _versions(func: SparseFunc, target: Any, work: int) -> dict[str, Any]:
+    """The stages of :func:`multiversion` for one form of a program."""
     # Loops that the author has scheduled keep their mapping, and the default covers the rest.
     begun = any({*map(str, it.annotations)} - {THREADS} for it in sparse_iterations(func))
     if not begun:

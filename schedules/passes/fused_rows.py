@@ -28,9 +28,9 @@ After, while a row is in cache, and with a register for each sum::
 Steps that are nested in rows already, but with features inside, or whose values lie in memory, are
 written so, too. Steps are fused where no visit of the loops outside uses an element that another
 one writes, so that the result is the same, and where that leaves a number per visit of what was an
-array. Steps that gather rows with many features are not: a row of them is read in one go. (Zen 5,
-one thread, 3 to 30 elements a row: 0.5 to 0.85 of the time up to 32 features, 1.1 with 64, 1.0 to
-1.65 with 128.)
+array. Steps that gather rows with many features are not: a row of them is read in one go. If their
+number is a parameter, a version of the kernel has them fused. (Zen 5, one thread, 3 to 30 elements
+a row: 0.35 to 0.9 of the time up to 32 features, 1.1 with 64, 1.0 to 1.65 with 128.)
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ from sparsetir.sparse_ir.traversal import access_rules, map_expr
 FEW = 32  # features of gathered rows that are as fast feature by feature
 
 
-def fused_rows(func: SparseFunc) -> SparseFunc:
-    """Visit rows once where a program takes steps over them one after the other."""
+def fused_rows(func: SparseFunc, most: int = 0) -> SparseFunc:
+    """Visit rows once where a program takes steps over them one after the other.
+
+    most : promised for the number of features, if it is a parameter; 0 for none
+    """
     at = 0
     while at < len(steps := statements_of(func.body)):
         apart = func
@@ -76,12 +79,12 @@ def fused_rows(func: SparseFunc) -> SparseFunc:
         more = len(statements_of(apart.body)) - len(steps)
         last = at + more + 1 if more else len(steps)
         ends = range(last, max(at + more, at + 1), -1)
-        func = next((x for end in ends if (x := _fused(apart, at, end)) is not None), func)
+        func = next((x for end in ends if (x := _fused(apart, at, end, most)) is not None), func)
         at += 1
     return func
 
 
-def _fused(func: SparseFunc, at: int, end: int) -> SparseFunc | None:
+def _fused(func: SparseFunc, at: int, end: int, most: int) -> SparseFunc | None:
     """The program with its iterations from `at` to `end` fused; None if they cannot be, or if that
     gains nothing."""
     every = statements_of(func.body)
@@ -106,7 +109,7 @@ def _fused(func: SparseFunc, at: int, end: int) -> SparseFunc | None:
     features = [same for same in common if same[0].name not in rows]
     if features and len(steps) < len(every):
         return None  # only programs of one nest are vectorised over features
-    many = prod(constant_length(same[0].node) or FEW + 1 for same in features) > FEW
+    many = prod(constant_length(same[0].node) or most or FEW + 1 for same in features) > FEW
     for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
         if many and _gathers(func, step, loops, [same[n].var for same in features]):
             return None  # a row with many features is gathered in one go

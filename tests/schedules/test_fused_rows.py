@@ -91,12 +91,15 @@ def test_all_ways_to_write_them_become_one(body):
 def test_what_is_no_visit_of_a_row(why):
     func = small("f", KEPT[why], AXES, **{n: x for n, x in BUFFERS.items() if n in KEPT[why]})
     assert loops(fused_rows(func)) == loops(func)
-    check(func)
+    for heads in (3, 40):
+        check(func, heads)
 
 
 def test_few_features_of_other_rows():
-    """As many as one visit may gather, if their number is known."""
+    """As many as one visit may gather: known, or in a version of the kernel."""
     body = KEPT["many features of other rows"]
+    built = sparsetir.build(small("f", body, AXES, X="I J H", Y="I J H", Z="N H"))
+    assert 'T.sblock("few")' in built.stages["II scheduled"].script()
     for heads, count in ((4, 3), (64, 2)):
         func = small("f", body, f"H = T.dense_fixed({heads})", X="I J H", Y="I J H", Z="N H")
         assert len(loops(fused_rows(func))) == count
