@@ -1,14 +1,14 @@
 """Tiles that visit coordinates twice, and the removal of their predicates.
 
 `split(loop, factors, tail="shift")` guards the repeated visits of a tile by the predicate that the
-coordinate was not in the tile before::
+coordinate is not before the tile's start, `p * 64`::
 
-    if T.tail(T.at_most(p * 64, feat - 64) + v * 16 + l >= p * 64):
+    if T.tail(T.at_most(p * 64, feat - 64) + v * 16 + l, feat, p * 64):
         C[i, T.at_most(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
 
 With tail="repeat" the predicate is that the coordinate is within the axis, whose last one repeats::
 
-    if T.tail(p * 64 + v * 16 + l <= feat - 1):
+    if T.tail(p * 64 + v * 16 + l, feat, p * 64 + v * 16 + l):
         C[i, T.at_most(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
 
 Stores other than to workspaces keep that predicate: where it does not hold they are out of bounds,
@@ -32,7 +32,6 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.legal import idempotent, sets_before_reading
 from sparsetir.sparse_ir.nodes import (
@@ -48,11 +47,13 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import (
     contains,
+    is_bound,
     is_tail,
+    predicate_of,
     repeats,
     start_of,
     with_conditions,
-    with_starts,
+    without_bounds,
     without_marks,
 )
 from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, map_parts, statements_of
@@ -114,7 +115,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         Workspaces that only this nest uses have separate slots per tile; in others another nest may
         have skipped the repeated visits.
         """
-        coordinate = condition.args[0].a
+        coordinate = condition.args[0]
         coordinate_vars = free_vars(coordinate) & set(bound_by)
         anywhere = tirx.Var("coordinate", dtype_of(coordinate))
 
@@ -178,14 +179,15 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
     def branch(node: Any) -> Any:
         conditions, stmt = split_guards(node)
         workspace = stmt.buffer in private
-        stay = [c for c in conditions if repeats(c) and not workspace]
-        moved = _at(stmt, [start_of(c) for c in stay])
-        gone = [_discarded(c, moved, lengths) for c in stay]
-        stmt = _at(stmt, [start_of(c) for c, g in zip(stay, gone, strict=True) if g])
-        rest = [c for c in conditions if start_of(c) is None]
-        rest += [c for c, g in zip(stay, gone, strict=True) if not g]
-        tails = [c for c in conditions if start_of(c) is not None and tiles(c) in kept]
-        tails = [c for c in tails if workspace or not repeats(c)]
+        rest, tails = list[Any](), list[Any]()
+        for condition in conditions:
+            start = start_of(condition)
+            if start is not None and (workspace or not repeats(condition)):
+                tails += [condition] if tiles(condition) in kept else []
+            elif start is not None and _discarded(condition, stmt, lengths):
+                stmt = _beyond(stmt, start)
+            else:
+                rest.append(condition)
         if not tails:
             return add_guards(rest, stmt)
         starts = [start_of(c) for c in tails]
@@ -197,7 +199,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         if reduction is None or not (workspace or all(kind == "R" for kind in over)):
             # Adding the identity is a write, too: another worker may own the element.
             return add_guards([*rest, *tails], stmt)
-        store = masked(reduction, tirx.all(*(c.args[0] for c in tails)))
+        store = masked(reduction, tirx.all(*map(predicate_of, tails)))
         return add_guards(rest, store)
 
     return _map_chains(nest, branch)
@@ -231,22 +233,23 @@ def _indexes(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
 
 
 def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> bool:
-    """Whether a store is out of bounds where a coordinate is beyond the last."""
-    coordinate, last = condition.args[0].a, condition.args[0].b
+    """Whether a store would be out of bounds where a coordinate is beyond the last."""
+    coordinate, end, _ = condition.args
     over = zip(store.indices, lengths.get(store.buffer, []), strict=False)
     return any(
-        tvm_ffi.structural_equal(index, coordinate)
-        and Analyzer().can_prove_equal(last + 1, as_dtype(length, dtype_of(last)))
+        is_bound(index)
+        and tvm_ffi.structural_equal(index.args[0], coordinate)
+        and tvm_ffi.structural_equal(as_dtype(length, dtype_of(end)), end)
         for index, length in over
     )
 
 
-def _at(store: Any, coordinates: list[Any]) -> Any:
-    """A store with the bounds of these coordinates removed, since conditions imply them."""
+def _beyond(store: Any, coordinate: Any) -> Any:
+    """A store that is out of bounds, and so discarded, where a coordinate is beyond the last."""
 
     def place(buffer: Any, indices: Any) -> Any:
         mine = buffer.same_as(store.buffer)
-        return (buffer, [with_starts(i, coordinates) for i in indices]) if mine else None
+        return (buffer, [without_bounds(i, coordinate) for i in indices]) if mine else None
 
     return map_expr(store, access_rules(place))
 
