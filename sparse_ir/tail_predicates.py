@@ -33,8 +33,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.legal import idempotent, sets_before_reading
+from sparsetir.sparse_ir.legal import sets_before_reading
 from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
     SparseFunc,
     SparseIteration,
     accesses_of,
@@ -44,6 +45,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.races import reads_after_writes
 from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import (
     contains,
@@ -70,15 +72,17 @@ def resolve_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     nests = statements_of(func.body)
     if not any(_shifted(n) for n in nests):
         return func.replace(body=without_marks(func.body)), set()
-    local = [b.var for b in func.buffers if b.handle is None]
-    private = {v for v in local if sum(bool(accesses_of(n, v)) for n in nests) <= 1}
+    local = [b for b in func.buffers if b.handle is None]
+    private = {b.var: b for b in local if sum(bool(accesses_of(n, b.var)) for n in nests) <= 1}
     lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()
     settled = [_resolve(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
     return func.replace(body=without_marks(as_one(settled))), in_turn
 
 
-def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
+def _resolve(
+    nest: Any, private: dict[Any, SparseBuffer], lengths: dict[Any, list[Any]], in_turn: set[Any]
+) -> Any:
     every = nodes_of(SparseIteration, nest)
     bound_by = {v: (it, kind, axis.name) for it in every for axis, v, kind in it.axis_of()}
 
@@ -105,6 +109,20 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
             and has_own_slots(axis, store, family)
             for store, conditions in stores
             if loads_of(store, stmt.buffer) and not store.buffer.same_as(stmt.buffer)
+        )
+
+    def idempotent(it: SparseIteration, family: frozenset[str]) -> bool:
+        """Whether a visit sets the workspaces that it reads, if a tile's predicates are dropped."""
+
+        def dropped(node: Any) -> Any:
+            condition = node.condition
+            mine = start_of(condition) is not None and tiles(condition) == family
+            return node.then_case if mine and node.else_case is None else node
+
+        body = map_expr(it.body, [(tirx.IfThenElse, dropped)])
+        return all(
+            reads_after_writes(body, private[var]) and not accesses_of(it.init, var)
+            for var in {s.buffer for s in stores_of(it.body, it.init)} & private.keys()
         )
 
     binds = {bind.var: bind.value for bind in nodes_of(tirx.Bind, nest)}
@@ -138,7 +156,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         """Whether a store may run for coordinates of a tile that an earlier tile also has."""
         return all(
             has_own_slots(bound_by[v][2], stmt, tiles(condition))
-            or idempotent(bound_by[v][0], private)
+            or idempotent(bound_by[v][0], tiles(condition))
             and (stmt.buffer in private or is_same_in_tiles(condition, [stmt.value, *conditions]))
             for v in free_vars(start_of(condition))
             if v in bound_by
@@ -149,7 +167,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         family, turns = tiles(condition), set()
         for v in free_vars(start_of(condition)) & set(bound_by):
             it = bound_by[v][0]
-            changed = {s.buffer for s in stores_of(it.body, it.init)} - private
+            changed = {s.buffer for s in stores_of(it.body, it.init)} - private.keys()
             for var in (b for b in changed if loads_of(it, b)):
                 if _is_divided(it, v) or not sets_before_reading(
                     it, var, lambda c: start_of(c) is not None and tiles(c) == family
