@@ -214,8 +214,9 @@ def _resolve(
                 return add_guards(rest, stmt)  # the updated element is not written a second time
         reduction = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
-        if reduction is None or not (workspace or all(kind == "R" for kind in over)):
-            # Adding the identity is a write, too: another worker may own the element.
+        own = workspace and not any(map(is_bound, nodes_of(ir.Call, *stmt.indices)))
+        if reduction is None or not (own or all(kind == "R" for kind in over)):
+            # Adding the identity is a write, too: another visit may own the element.
             return add_guards([*rest, *tails], stmt)
         store = masked(reduction, tirx.all(*map(predicate_of, tails)))
         return add_guards(rest, store)

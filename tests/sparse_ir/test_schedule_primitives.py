@@ -132,6 +132,14 @@ def test_the_last_element_is_computed_again_without_guards_on_loads() -> None:
     assert text.count("if vij0 * 3 + vij1 < nnz:") == 1  # around the store
 
 
+def test_tiles_do_not_add_to_what_others_hold_in_a_workspace() -> None:
+    """A loop whose visits add nothing to the same element would still race as vectors."""
+    sch, it, (io, jo, ii, ji, k) = opened(program("spmm_bsr"))
+    _, reduce, _ = sch.precompute("C", jo, [ii, k], scope="global")
+    sch.split(sch.get_sp_iters(reduce)[0], [None, 64], tail="repeat")
+    assert "T.Select(" not in run(sch, "spmm_bsr")
+
+
 def test_a_loop_around_fused_ones_of_mixed_kind_builds_for_gpus() -> None:
     """TVM reorders no loops around a block whose axis is neither spatial nor reduced."""
     sch, it, (i, j, k) = opened()
