@@ -86,10 +86,12 @@ def _resolve(
     every = nodes_of(SparseIteration, nest)
     bound_by = {v: (it, kind, axis.name) for it in every for axis, v, kind in it.axis_of()}
 
-    def tiles(condition: Any) -> frozenset[str]:
-        """The loops over tiles on which a predicate depends, equal in all iterations."""
-        variables = free_vars(start_of(condition))
-        return frozenset(bound_by[v][2] for v in variables if v in bound_by)
+    def tiles(condition: Any) -> Any:
+        """The loops over tiles that a start depends on, equal in all iterations; or None."""
+        start = start_of(condition)
+        if start is None:
+            return None
+        return frozenset(bound_by[v][2] for v in free_vars(start) if v in bound_by)
 
     stores = [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]
     # The starts of tiles on which each store outside of workspaces is conditional.
@@ -104,7 +106,7 @@ def _resolve(
         if stmt.buffer not in private or not _indexes(stmt.indices, axis, bound_by):
             return False
         return all(
-            any(start_of(c) is not None and tiles(c) == family for c in conditions)
+            any(tiles(c) == family for c in conditions)
             or all(_indexes(load.indices, axis, bound_by) for load in loads_of(store, stmt.buffer))
             and has_own_slots(axis, store, family)
             for store, conditions in stores
@@ -115,9 +117,8 @@ def _resolve(
         """Whether a visit sets the workspaces that it reads, if a tile's predicates are dropped."""
 
         def dropped(node: Any) -> Any:
-            condition = node.condition
-            mine = start_of(condition) is not None and tiles(condition) == family
-            return node.then_case if mine and node.else_case is None else node
+            mine = tiles(node.condition) == family and node.else_case is None
+            return node.then_case if mine else node
 
         body = map_expr(it.body, [(tirx.IfThenElse, dropped)])
         return all(
@@ -169,9 +170,8 @@ def _resolve(
             it = bound_by[v][0]
             changed = {s.buffer for s in stores_of(it.body, it.init)} - private.keys()
             for var in (b for b in changed if loads_of(it, b)):
-                if _is_divided(it, v) or not sets_before_reading(
-                    it, var, lambda c: start_of(c) is not None and tiles(c) == family
-                ):
+                sets_first = sets_before_reading(it, var, lambda c: tiles(c) == family)
+                if _is_divided(it, v) or not sets_first:
                     return True, set()
                 turns.add(v)
         return False, turns
