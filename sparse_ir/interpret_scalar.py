@@ -338,7 +338,7 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     ).split()
 } | {
     "likely": lambda x: x,
-    "tail": lambda x: x,
+    "tail": lambda x, end, start=0: start <= x < end,
     "at_most": min,
     "popcount": lambda x: (int(x) & ((1 << 8 * x.itemsize) - 1)).bit_count(),
     "clz": lambda x: 8 * x.itemsize - (int(x) & ((1 << 8 * x.itemsize) - 1)).bit_length(),

@@ -6,7 +6,6 @@ Every primitive that changes the order of visits, or distributes them over worke
 `evidence`        : the accesses that prove that of a loop, or that conflict
 `writes_disjoint` : whether visits of a loop write disjoint elements
 `reorderable`     : whether visits may run in any order
-`idempotent`      : whether repeated visits leave a workspace unchanged
 
 The visits of an iteration have no order (the language page). So no visit reads what another one
 writes, except for an element that all of them update by one associative and commutative operator;
@@ -235,15 +234,6 @@ def _operator(store: Any) -> str | None:
     return None
 
 
-def idempotent(it: SparseIteration, workspaces: set[Any]) -> bool:
-    """Whether repeating a visit of an iteration leaves all workspaces that it writes unchanged."""
-    written = {s.buffer for s in stores_of(it.body, it.init)} & workspaces
-    return all(
-        _is_reset_inside(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
-        for var in written
-    )
-
-
 def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], bool]) -> bool:
     """Whether each visit of an iteration stores the elements of a buffer before it reads them.
 
@@ -275,43 +265,4 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     return all(
         same_indices([substitute(i, same) for i in other.indices], store.indices)
         for other in accesses_of(it.body, var)
-    )
-
-
-def _is_reset_inside(nest: Any, var: Any) -> bool:
-    """Whether a workspace is set, inside the loops around all of its uses, before it is updated.
-
-    That is, in a sequence of statements that holds all of its accesses, the first one that accesses
-    it stores to it and does not load it, or does so in its init.
-    """
-    while True:
-        if isinstance(nest, tirx.SeqStmt):
-            parts = [s for s in nest.seq if accesses_of(s, var)]
-            first = parts[0]
-            if len(parts) > 1:
-                return not loads_of(first, var) or _init_sets(first, var)
-            nest = first
-        elif isinstance(nest, SparseIteration):
-            if nest.init is not None and accesses_of(nest.init, var):
-                return _init_sets(nest, var)
-            nest = nest.body
-        elif isinstance(nest, tirx.IfThenElse) and nest.else_case is None:
-            nest = nest.then_case
-        else:
-            return not loads_of(nest, var)
-
-
-def _init_sets(stmt: Any, var: Any) -> bool:
-    """Whether an iteration sets every element of a buffer that it accesses in its init."""
-    if not isinstance(stmt, SparseIteration):
-        return False
-    init = stmt.init
-    if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(var):
-        return False
-    indices = set(variables_of(*init.indices))
-    spatial = {v for _, v, kind in stmt.axis_of() if kind == "S"}
-    return (
-        not loads_of(init.value, var)
-        and indices & set(stmt.vars) <= spatial
-        and all(same_indices(other.indices, init.indices) for other in accesses_of(stmt.body, var))
     )

@@ -135,7 +135,7 @@ def private_buffers(func: SparseFunc, it: SparseIteration) -> set[Any]:
     return {
         allocated[of].var
         for of in allocated.keys() & inside.keys()
-        if inside[of] == _uses_in(func)[of] and _Flow(allocated[of]).reads_after_writes(it.body)
+        if inside[of] == _uses_in(func)[of] and reads_after_writes(it.body, allocated[of])
     }
 
 
@@ -155,6 +155,11 @@ def _uses(tree: Any) -> Counter[int]:
     loads, stores = nodes_of(ir.TensorLoad, tree), stores_of(tree)
     accessed = (*(x.source for x in loads), *(x.buffer for x in stores))
     return Counter(buffer.__chandle__() for buffer in accessed)
+
+
+def reads_after_writes(stmt: Any, buf: SparseBuffer) -> bool:
+    """Whether a statement reads a buffer only after all of it was written."""
+    return _Flow(buf).reads_after_writes(stmt)
 
 
 class _Flow:

@@ -1,14 +1,14 @@
 """Tiles that visit coordinates twice, and the removal of their predicates.
 
 `split(loop, factors, tail="shift")` guards the repeated visits of a tile by the predicate that the
-coordinate was not in the tile before::
+coordinate is not before the tile's start, `p * 64`::
 
-    if T.tail(T.at_most(p * 64, feat - 64) + v * 16 + l >= p * 64):
+    if T.tail(T.at_most(p * 64, feat - 64) + v * 16 + l, feat, p * 64):
         C[i, T.at_most(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
 
 With tail="repeat" the predicate is that the coordinate is within the axis, whose last one repeats::
 
-    if T.tail(p * 64 + v * 16 + l <= feat - 1):
+    if T.tail(p * 64 + v * 16 + l, feat, p * 64 + v * 16 + l):
         C[i, T.at_most(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
 
 Stores other than to workspaces keep that predicate: where it does not hold they are out of bounds,
@@ -32,10 +32,10 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.legal import idempotent, sets_before_reading
+from sparsetir.sparse_ir.legal import sets_before_reading
 from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
     SparseFunc,
     SparseIteration,
     accesses_of,
@@ -45,14 +45,17 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.races import reads_after_writes
 from sparsetir.sparse_ir.reduction import add_guards, masked, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import (
     contains,
+    is_bound,
     is_tail,
+    predicate_of,
     repeats,
     start_of,
     with_conditions,
-    with_starts,
+    without_bounds,
     without_marks,
 )
 from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, map_parts, statements_of
@@ -69,22 +72,26 @@ def resolve_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     nests = statements_of(func.body)
     if not any(_shifted(n) for n in nests):
         return func.replace(body=without_marks(func.body)), set()
-    local = [b.var for b in func.buffers if b.handle is None]
-    private = {v for v in local if sum(bool(accesses_of(n, v)) for n in nests) <= 1}
+    local = [b for b in func.buffers if b.handle is None]
+    private = {b.var: b for b in local if sum(bool(accesses_of(n, b.var)) for n in nests) <= 1}
     lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()
     settled = [_resolve(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
     return func.replace(body=without_marks(as_one(settled))), in_turn
 
 
-def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
+def _resolve(
+    nest: Any, private: dict[Any, SparseBuffer], lengths: dict[Any, list[Any]], in_turn: set[Any]
+) -> Any:
     every = nodes_of(SparseIteration, nest)
     bound_by = {v: (it, kind, axis.name) for it in every for axis, v, kind in it.axis_of()}
 
-    def tiles(condition: Any) -> frozenset[str]:
-        """The loops over tiles on which a predicate depends, equal in all iterations."""
-        variables = free_vars(start_of(condition))
-        return frozenset(bound_by[v][2] for v in variables if v in bound_by)
+    def tiles(condition: Any) -> Any:
+        """The loops over tiles that a start depends on, equal in all iterations; or None."""
+        start = start_of(condition)
+        if start is None:
+            return None
+        return frozenset(bound_by[v][2] for v in free_vars(start) if v in bound_by)
 
     stores = [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]
     # The starts of tiles on which each store outside of workspaces is conditional.
@@ -99,11 +106,24 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         if stmt.buffer not in private or not _indexes(stmt.indices, axis, bound_by):
             return False
         return all(
-            any(start_of(c) is not None and tiles(c) == family for c in conditions)
+            any(tiles(c) == family for c in conditions)
             or all(_indexes(load.indices, axis, bound_by) for load in loads_of(store, stmt.buffer))
             and has_own_slots(axis, store, family)
             for store, conditions in stores
             if loads_of(store, stmt.buffer) and not store.buffer.same_as(stmt.buffer)
+        )
+
+    def idempotent(it: SparseIteration, family: frozenset[str]) -> bool:
+        """Whether a visit sets the workspaces that it reads, if a tile's predicates are dropped."""
+
+        def dropped(node: Any) -> Any:
+            mine = tiles(node.condition) == family and node.else_case is None
+            return node.then_case if mine else node
+
+        body = map_expr(it.body, [(tirx.IfThenElse, dropped)])
+        return all(
+            reads_after_writes(body, private[var]) and not accesses_of(it.init, var)
+            for var in {s.buffer for s in stores_of(it.body, it.init)} & private.keys()
         )
 
     binds = {bind.var: bind.value for bind in nodes_of(tirx.Bind, nest)}
@@ -114,7 +134,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         Workspaces that only this nest uses have separate slots per tile; in others another nest may
         have skipped the repeated visits.
         """
-        coordinate = condition.args[0].a
+        coordinate = condition.args[0]
         coordinate_vars = free_vars(coordinate) & set(bound_by)
         anywhere = tirx.Var("coordinate", dtype_of(coordinate))
 
@@ -137,7 +157,7 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         """Whether a store may run for coordinates of a tile that an earlier tile also has."""
         return all(
             has_own_slots(bound_by[v][2], stmt, tiles(condition))
-            or idempotent(bound_by[v][0], private)
+            or idempotent(bound_by[v][0], tiles(condition))
             and (stmt.buffer in private or is_same_in_tiles(condition, [stmt.value, *conditions]))
             for v in free_vars(start_of(condition))
             if v in bound_by
@@ -148,11 +168,10 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
         family, turns = tiles(condition), set()
         for v in free_vars(start_of(condition)) & set(bound_by):
             it = bound_by[v][0]
-            changed = {s.buffer for s in stores_of(it.body, it.init)} - private
+            changed = {s.buffer for s in stores_of(it.body, it.init)} - private.keys()
             for var in (b for b in changed if loads_of(it, b)):
-                if _is_divided(it, v) or not sets_before_reading(
-                    it, var, lambda c: start_of(c) is not None and tiles(c) == family
-                ):
+                sets_first = sets_before_reading(it, var, lambda c: tiles(c) == family)
+                if _is_divided(it, v) or not sets_first:
                     return True, set()
                 turns.add(v)
         return False, turns
@@ -178,14 +197,15 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
     def branch(node: Any) -> Any:
         conditions, stmt = split_guards(node)
         workspace = stmt.buffer in private
-        stay = [c for c in conditions if repeats(c) and not workspace]
-        moved = _at(stmt, [start_of(c) for c in stay])
-        gone = [_discarded(c, moved, lengths) for c in stay]
-        stmt = _at(stmt, [start_of(c) for c, g in zip(stay, gone, strict=True) if g])
-        rest = [c for c in conditions if start_of(c) is None]
-        rest += [c for c, g in zip(stay, gone, strict=True) if not g]
-        tails = [c for c in conditions if start_of(c) is not None and tiles(c) in kept]
-        tails = [c for c in tails if workspace or not repeats(c)]
+        rest, tails = list[Any](), list[Any]()
+        for condition in conditions:
+            start = start_of(condition)
+            if start is not None and (workspace or not repeats(condition)):
+                tails += [condition] if tiles(condition) in kept else []
+            elif start is not None and _discarded(condition, stmt, lengths):
+                stmt = _beyond(stmt, start)
+            else:
+                rest.append(condition)
         if not tails:
             return add_guards(rest, stmt)
         starts = [start_of(c) for c in tails]
@@ -194,10 +214,11 @@ def _resolve(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_tur
                 return add_guards(rest, stmt)  # the updated element is not written a second time
         reduction = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
-        if reduction is None or not (workspace or all(kind == "R" for kind in over)):
-            # Adding the identity is a write, too: another worker may own the element.
+        own = workspace and not any(map(is_bound, nodes_of(ir.Call, *stmt.indices)))
+        if reduction is None or not (own or all(kind == "R" for kind in over)):
+            # Adding the identity is a write, too: another visit may own the element.
             return add_guards([*rest, *tails], stmt)
-        store = masked(reduction, tirx.all(*(c.args[0] for c in tails)))
+        store = masked(reduction, tirx.all(*map(predicate_of, tails)))
         return add_guards(rest, store)
 
     return _map_chains(nest, branch)
@@ -231,22 +252,23 @@ def _indexes(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
 
 
 def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> bool:
-    """Whether a store is out of bounds where a coordinate is beyond the last."""
-    coordinate, last = condition.args[0].a, condition.args[0].b
+    """Whether a store would be out of bounds where a coordinate is beyond the last."""
+    coordinate, end, _ = condition.args
     over = zip(store.indices, lengths.get(store.buffer, []), strict=False)
     return any(
-        tvm_ffi.structural_equal(index, coordinate)
-        and Analyzer().can_prove_equal(last + 1, as_dtype(length, dtype_of(last)))
+        is_bound(index)
+        and tvm_ffi.structural_equal(index.args[0], coordinate)
+        and tvm_ffi.structural_equal(as_dtype(length, dtype_of(end)), end)
         for index, length in over
     )
 
 
-def _at(store: Any, coordinates: list[Any]) -> Any:
-    """A store with the bounds of these coordinates removed, since conditions imply them."""
+def _beyond(store: Any, coordinate: Any) -> Any:
+    """A store that is out of bounds, and so discarded, where a coordinate is beyond the last."""
 
     def place(buffer: Any, indices: Any) -> Any:
         mine = buffer.same_as(store.buffer)
-        return (buffer, [with_starts(i, coordinates) for i in indices]) if mine else None
+        return (buffer, [without_bounds(i, coordinate) for i in indices]) if mine else None
 
     return map_expr(store, access_rules(place))
 

@@ -1,15 +1,16 @@
-"""Predicates and bounds of tiles, marked as created by a primitive.
+"""Tails of tiles, recorded by `split`, and the bounds of their starts.
 
-`split` bounds the start of a tile, and guards what a tile must not repeat::
+`split` bounds the start of a tile, and records what the tile must not repeat::
 
-    if T.tail(T.at_most(k0 * 64, feat - 64) + l >= k0 * 64):
+    if T.tail(T.at_most(k0 * 64, feat - 64) + l, feat, k0 * 64):
         C[i, T.at_most(k0 * 64, feat - 64) + l] = ...
 
-`T.tail(p)` is p, and `T.at_most(a, b)` the minimum of a and b, to the interpreter and to kernels.
-To analyses they identify the predicates of tiles: a program's own predicate is `T.likely(p)` or p,
-and its own bound `T.min(a, b)`, about which nothing is assumed. They are separate operators until
-positions are lowered. :func:`limits_of` gives the bounds on coordinates that they imply for
-accesses.
+`T.tail(coordinate, length, start)` means `start <= coordinate < length`, and is the record of a
+coordinate in a tile of an axis of that length. Without a start nothing is bounded, and coordinates
+may exceed the axis; a tile that repeats the last coordinate starts at the coordinate itself. The
+comparison that may fail becomes a predicate when positions are lowered. `T.at_most(a, b)` is the
+minimum of a and b. A program's own predicate is `T.likely(p)` or p, and its own bound
+`T.min(a, b)`, about which nothing is assumed.
 """
 
 from __future__ import annotations
@@ -20,31 +21,29 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.ir import _ffi_api
-from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import SparseIteration, is_among, nodes_of
+from sparsetir.sparse_ir.nodes import SparseIteration, is_among
 from sparsetir.sparse_ir.traversal import map_expr
 
 TAIL, BOUND = "sparsetir.tail", "sparsetir.at_most"
 LIKELY = "prim.likely"
-EFFECTS = {TAIL: 0, BOUND: 1}  # TVM's numbers for an annotation of a value and a pure function
 
 
 def _register() -> None:
     known = set(map(str, _ffi_api.ListOpNames()))
-    for name in EFFECTS.keys() - known:  # once per process, even if this module is reloaded
+    for name in {TAIL, BOUND} - known:  # once per process, even if this module is reloaded
         _ffi_api.RegisterOp(name, "of a tile")
         op = ir.Op.get(name)
-        op.set_attr("TCallEffectKind", EFFECTS[name])
+        op.set_attr("TCallEffectKind", 1)  # a pure function
         op.set_attr("TScriptPrinterName", name.rpartition(".")[2])
 
 
 _register()
 
 
-def tail(condition: Any) -> Any:
-    """The predicate of a tile, marked as such."""
-    return tirx.call_intrin("bool", TAIL, condition)
+def tail(coordinate: Any, length: Any, start: Any = None) -> Any:
+    """The condition that a coordinate of a tile is in the axis, and not before the tile's start."""
+    return tirx.call_intrin("bool", TAIL, coordinate, length, *([] if start is None else [start]))
 
 
 def at_most(value: Any, bound: Any) -> Any:
@@ -53,7 +52,7 @@ def at_most(value: Any, bound: Any) -> Any:
 
 
 def is_tail(condition: Any) -> bool:
-    """Whether a condition is the predicate of a tile."""
+    """Whether a condition is the tail of a tile."""
     return _is_call(condition, TAIL)
 
 
@@ -75,7 +74,7 @@ def conjuncts(condition: Any) -> list[Any]:
 
 
 def without_marks(tree: Any) -> Any:
-    """A tree in which tails become `T.likely` and bounds `T.min`, which TVM's passes know.
+    """A tree in which tails become predicates and bounds `T.min`, which TVM's passes know.
 
     A program's own `T.likely` is reduced to its predicate: TVM partitions loops by likely
     conditions, and expects that they change within the loop, which is only known of tiles.
@@ -85,68 +84,53 @@ def without_marks(tree: Any) -> Any:
         if is_likely(node):
             return node.args[0]
         if is_tail(node):
-            return tirx.likely(node.args[0])
+            return tirx.likely(predicate_of(node))
         return tirx.Min(*node.args) if is_bound(node) else node
 
     return map_expr(tree, [(ir.Call, plain)])
 
 
 def start_of(condition: Any) -> Any:
-    """The start of the tile of a predicate, or the coordinate if it repeats the last; or None."""
-    test: Any = condition.args[0] if is_tail(condition) else None
-    if isinstance(test, tirx.LE):
-        return test.a
-    return test.b if isinstance(test, tirx.GE) else None
+    """The start that a tail records: the coordinate if its tile repeats the last; or None."""
+    return condition.args[2] if is_tail(condition) and len(condition.args) > 2 else None
 
 
 def repeats(condition: Any) -> bool:
-    """Whether a condition is the predicate of a tile that repeats the last coordinate."""
-    return is_tail(condition) and isinstance(condition.args[0], tirx.LE)
+    """Whether a condition is the tail of a tile that repeats the last coordinate."""
+    start = start_of(condition)
+    return start is not None and tvm_ffi.structural_equal(condition.args[0], start)
+
+
+def predicate_of(condition: Any) -> Any:
+    """The comparison of a tail that may fail: a tile with a start ends within the axis."""
+    coordinate, length, *start = condition.args
+    return coordinate >= start[0] if start and not repeats(condition) else coordinate < length
 
 
 def without_tail_shifts(tree: Any) -> Any:
     """A statement or iteration in which no tile begins earlier or repeats a coordinate.
 
-    For dependence analysis. Where the predicate of such a tile holds, its coordinate is in no other
-    tile; nor is the coordinate without the shift, which is less than the length::
+    For dependence analysis. Where the condition of such a tile holds, its coordinate is in no other
+    tile; nor is the coordinate without the shift, which is less than the length, too::
 
-        if T.tail(k0 * 64 + l < feat):
+        if T.tail(k0 * 64 + l, feat, k0 * 64):
     """
 
     def branch(node: Any) -> Any:
         start = start_of(node.condition)
-        if start is None:
-            return node
-        coordinate = node.condition.args[0].a
-        if isinstance(node.condition.args[0], tirx.LE):
-            plain = with_starts(node, [coordinate])
-            below = tail(coordinate < Analyzer().simplify(node.condition.args[0].b + 1))
-        else:
-            length = _length(coordinate, start)
-            plain = with_starts(node, [start])
-            if length is None:
-                return plain
-            below = tail(with_starts(coordinate, [start]) < length)
-        return tirx.IfThenElse(below, plain.then_case, plain.else_case, node.span)
+        return node if start is None else without_bounds(node, start)
 
     return map_expr(tree, [(tirx.IfThenElse, branch)])
 
 
-def _length(coordinate: Any, start: Any) -> Any:
-    """The length of the axis of a shifted tile; None if it cannot be derived."""
-    bounds = [node.args for node in nodes_of(ir.Call, coordinate) if is_bound(node)]
-    ends = [end for begin, end in bounds if tvm_ffi.structural_equal(begin, start)]
-    tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
-    return Analyzer().simplify(ends[0] + tile) if ends else None
+def without_bounds(tree: Any, start: Any) -> Any:
+    """A statement or expression in which a start of tiles, or a coordinate, has no bounds."""
 
+    def plain(node: Any) -> Any:
+        bounded = is_bound(node) and tvm_ffi.structural_equal(node.args[0], start)
+        return node.args[0] if bounded else node
 
-def with_starts(stmt: Any, starts: list[Any]) -> Any:
-    """A statement in which these starts, or coordinates, of tiles have no bounds."""
-
-    def smaller(node: Any) -> Any:
-        return node.args[0] if is_bound(node) and is_among(node.args[0], starts) else node
-
-    return map_expr(stmt, [(ir.Call, smaller)]) if starts else stmt
+    return map_expr(tree, [(ir.Call, plain)])
 
 
 def contains(many: list[Any], few: list[Any]) -> bool:
@@ -159,9 +143,9 @@ def limits_of(accesses: list[list[Any]]) -> list[tuple[Any, int]]:
 
     accesses : the conditions around each access
     """
-    first, *others = ([*filter(_limit, conditions)] for conditions in accesses)
-    every = [c for c in first if all(is_among(c, other) for other in others)]
-    return [(c.args[0].a, int(c.args[0].b)) for c in every]
+    first, *others = ([*filter(is_tail, conditions)] for conditions in accesses)
+    every = [c.args for c in first if all(is_among(c, other) for other in others)]
+    return [(at, int(length)) for at, length, *_ in every if isinstance(length, tirx.IntImm)]
 
 
 @functools.lru_cache(maxsize=4)
@@ -194,10 +178,3 @@ def with_conditions(tree: Any) -> list[tuple[Any, list[Any]]]:
 
 def _is_call(expr: Any, name: str) -> bool:
     return isinstance(expr, ir.Call) and getattr(expr.op, "name", "") == name
-
-
-def _limit(condition: Any) -> bool:
-    """Whether a condition is the predicate of a tail with a constant length."""
-    if not is_tail(condition) or not isinstance(condition.args[0], tirx.LT):
-        return False
-    return isinstance(condition.args[0].b, tirx.IntImm)

@@ -18,7 +18,6 @@ After, where IO has (m + 3) // 4 coordinates, so that all rows are visited::
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
 from typing import Any
 
 from tvm import ir, tirx
@@ -145,8 +144,8 @@ def _in_plain_loops(func: SparseFunc, init: SparseIteration, buffer: SparseBuffe
 def _covers_box(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
     """Whether a store, executed for all coordinates, covers a box of these lengths."""
     conditions, store = split_guards(without_tail_shifts(init))
-    limits = [_limit(c.args[0], spatial) for c in conditions]
-    if None in limits:
+    limits = [(affine(c.args[0]).weights(spatial), c.args[1]) for c in conditions]
+    if any(weights is None for weights, _ in limits):
         return False
     extents = {v: axis.length for v, axis in spatial.items()}
     with contextlib.ExitStack() as known:
@@ -158,14 +157,6 @@ def _covers_box(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: 
                 known.enter_context(analyzer.constraint_scope(rest == 0))
         used = covered(store.indices, lengths, extents, analyzer, limits)
     return used is not None and len(used) == len(spatial)
-
-
-def _limit(condition: Any, coords: Collection[Any]) -> tuple[dict[Any, int], Any] | None:
-    """(sum, number) of a condition that a sum is less than a number."""
-    if not isinstance(condition, tirx.LT):
-        return None
-    found = affine(condition.a).weights(coords)
-    return None if found is None else (found, condition.b)
 
 
 def _before(body: Any, iteration: str, buffer: Any) -> SparseIteration | None:

@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.steps import over_fresh_vars
-from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
+from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, predicate_of, without_marks
 from sparsetir.sparse_ir.tir import as_dtype, size_text
 from sparsetir.sparse_ir.traversal import map_expr
 
@@ -145,7 +145,7 @@ def _without_held(body: Any, analyzer: Any) -> Any:
 
     def branch(node: Any) -> Any:
         tail = node.else_case is None and is_tail(node.condition)
-        held = tail and analyzer.can_prove(without_marks(node.condition.args[0]))
+        held = tail and analyzer.can_prove(without_marks(predicate_of(node.condition)))
         return node.then_case if held else node
 
     body = map_expr(body, [(ir.Call, smaller)])

@@ -52,7 +52,7 @@ from sparsetir.sparse_ir.schedule.loops import Change, SparseIterationRef, SpIte
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.steps import Steps
 from sparsetir.sparse_ir.schedule.workspaces import workspace
-from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
+from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, predicate_of
 from sparsetir.sparse_ir.tir import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.workers import divided
 
@@ -152,7 +152,7 @@ class _Runs(Steps):
         bounded = any(map(is_bound, nodes_of(ir.Call, position)))
         if not searched or bounded:  # else positions beyond have no row
             for tail in (c for c in self.tails if var in free_vars(c)):
-                ends = tirx.Or(ends, tirx.Not(substitute(tail.args[0], {var: var + one})))
+                ends = tirx.Or(ends, tirx.Not(substitute(predicate_of(tail), {var: var + one})))
         if searched:
             end = self._end(self.table, tirx.BufferLoad(self.table.var, [position]))
             return tirx.Or(ends, tirx.GE(following, end))

@@ -116,15 +116,14 @@ def split(
         weight //= extent
         step = new_loop.var * as_dtype(weight, idtype) if weight > 1 else new_loop.var
         coordinate = coordinate + step
-    condition = None
+    condition, end = None, as_dtype(length, idtype)
     if not whole and tail == "shift":
-        condition = tail_of(coordinate >= start)
+        condition = tail_of(coordinate, end, start)
     elif not whole and tail == "repeat":
-        last = as_dtype(length, idtype) - as_dtype(1, idtype)
-        condition = tail_of(coordinate <= last)
-        coordinate = at_most(coordinate, last)
+        condition = tail_of(coordinate, end, coordinate)
+        coordinate = at_most(coordinate, end - as_dtype(1, idtype))
     elif not whole and tail == "guard" and not _bounds_stores(func, it, old.var, axis):
-        condition = tail_of(coordinate < as_dtype(length, idtype))
+        condition = tail_of(coordinate, end)
     body, init = it.body, it.init
     if condition is not None:
         body = tirx.IfThenElse(condition, body, None)

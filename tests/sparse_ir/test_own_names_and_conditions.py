@@ -37,7 +37,7 @@ SPMM = program().script()
         ('T.sp_iter_attr({"group": {}})', "'group', which race=\"group"),
         ('T.sp_iter_attr({"ranges": []})', "'ranges', which ranges sets"),
         ('T.sp_iter_attr({"sparsetir.races": {}})', "those that begin with 'sparsetir.' are not"),
-        ("if T.tail(i >= j):\n            C[i, j] = 1.0", "T.tail marks .* expected T.likely"),
+        ("if T.tail(i, n, j):\n            C[i, j] = 1.0", "T.tail marks .* expected T.likely"),
         ("C[i, T.at_most(j, 5)] = 1.0", "T.at_most marks .* expected T.min"),
         ('if T.call_intrin("bool", "sparsetir.tail", i >= j):\n            C[i, j] = 1.0',
          "T.tail marks"),

@@ -89,7 +89,7 @@ def test_peel_drops_the_conditions_of_shifted_tiles_that_always_hold() -> None:
     sch.peel(tiles, 2)
     first, second = sch.func.script().split("sddmm_rest")
     assert "T.at_most" not in first and "T.tail" not in first
-    assert "if T.tail(T.at_most((2 + k0) * 2, 3) + k1 >= (2 + k0) * 2):" in second
+    assert "if T.tail(T.at_most((2 + k0) * 2, 3) + k1, 5, (2 + k0) * 2):" in second
     check(sch.func, sddmm())
 
 
