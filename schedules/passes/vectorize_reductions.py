@@ -83,6 +83,7 @@ STRAIGHT = 16  # vectors as straight-line code, if their number is constant
 GROUP = 8  # the most visits whose lanes are reduced together
 FEW = 4  # visits of a loop that are unrolled
 COUNTS = (TOGETHER, 4, 3, 2)  # vectors up to which an unknown size has a version, descending
+OTHERS = 4  # the most loops besides reductions in a loop with versions
 RAGGED_LANES = 8  # the most for ragged rows: in graphs most rows are shorter than longer vectors
 
 
@@ -114,6 +115,7 @@ class _BySize:
 
     waiting : by the variable of the outermost loop that contains nothing else, the size, and the
         lanes of vectors for the reductions inside
+    alone : the variables of reductions with versions of their own
     """
 
     def __init__(self, func: tirx.PrimFunc, bits: int, cache: int, any_order: bool) -> None:
@@ -122,6 +124,7 @@ class _BySize:
         self.sizes = {v for v in func.params if not tirx.is_buffer_var(v)}
         self.bits = bits
         self.waiting: dict[Any, tuple[Any, int]] = {}
+        self.alone: set[Any] = set()
 
     def contains_only_reductions(self, loop: Any) -> bool:
         """Whether a loop only contains such reductions, and statements along with them."""
@@ -134,6 +137,10 @@ class _BySize:
         direct = all(self._reduction(x) is not None for x in inner)
         if len(one) != 1 or not (direct or _only_within(loop).same_as(inner[0])):
             return False
+        others = len(nodes_of(tirx.For, loop.body)) - len(nodes_of(tirx.For, *inner))
+        if others > OTHERS:  # with tiles of their own, which each version would copy
+            self.alone.update(x.loop_var for x in inner)
+            return False
         for x in inner:
             self.waiting[loop.loop_var] = self.waiting.pop(x.loop_var)
         return True
@@ -145,7 +152,7 @@ class _BySize:
             waiting = self.waiting.pop(loop.loop_var, None)
             if waiting is None:
                 return loop
-            if self._reduction(loop) is not None:
+            if self._reduction(loop) is not None and loop.loop_var not in self.alone:
                 return self._replaced(loop)
             return self._versions(loop, *waiting)
 
