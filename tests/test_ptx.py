@@ -672,6 +672,9 @@ wrong("mov.u32 %r2, 1000000; st.shared.u32 [%r2], %r0;")
 wrong("mov.u32 %r2, S; st.shared.u32 [%r2+1024], %r0;")
     # PtxError: out of bounds: .. at 1024 of shared memory, in no array
 wrong(".shared .b32 X[4]; .shared .b32 Y[4]; st.shared.u32 [X+16], %r0;")  # PtxError: in no array
+wrong(".local .align 4 .b8 L[16]; mov.u64 %d4, L; st.local.u32 [%d4+16], %r0;")
+    # PtxError: out of bounds: .. of local memory, in no array
+wrong("red.global.add.u32 [%d3+256], 1;")  # PtxError: changes by an atomic 4 bytes
 wrong("st.global.u32 [%d3], %r0;", read_only=True)  # PtxError: arg0 may only be read
 wrong("ld.global.nc.u32 %r2, [%d3]; st.global.u32 [%d3], %r2;")
     # PtxError: arg0 is read by ld.global.nc, and written
@@ -703,6 +706,7 @@ wrong(f"{ONE_LANE} bra GO; bar.sync 0; bra.uni END; GO: bar.sync 0; END:")
 wrong(f"{ONE_LANE} bra GO; shfl.sync.bfly.b32 %r2, %r0, 1, 31, 0xffffffff; GO: bar.warp.sync 0x80;")
     # PtxError: shfl.sync.bfly.b32 of block 0, thread (0, 0, 0): lanes of its mask do not come
 wrong("shfl.sync.bfly.b32 %r2, %r0, 1, 31, 0xffff;")  # PtxError: the mask does not name the lane
+wrong("bar.warp.sync 2;")  # PtxError: the mask does not name the lane
 wrong(f"{ONE_LANE} ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r2}}, [S];")
     # PtxError: ldmatrix: lanes of a warp do not come
 wrong("madc.lo.u32 %r2, %r3, %r3, %r3;")  # PtxError: not known: madc.lo.u32
@@ -718,7 +722,7 @@ wrong("", grid=0)  # PtxError: launched with a grid (0, 1, 1)
 
 
 def test_barriers_order_warps_and_blocks() -> None:
-    """`bar.warp.sync` orders lanes of one, `bar.sync` all: also reads of what atomics change."""
+    """`bar.warp.sync` orders lanes of one, a shuffle none, `bar.sync` all, atomics too."""
     x = np.zeros(64, "uint32")
     body = """
       add.s64 %d3, %d0, %d20; st.global.u32 [%d3], %r0; {}
@@ -729,7 +733,8 @@ def test_barriers_order_warps_and_blocks() -> None:
     assert list(x[:32]) == list(range(32))[::-1]
     launch(body.format(block, 63, block), x, threads=64)
     assert list(x) == list(range(64))[::-1]
-    for barriers in ((warps, 63, block), (block, 63, warps), ("", 31, block)):
+    shuffle = "shfl.sync.bfly.b32 %r4, %r0, 1, 31, 0xffffffff;"
+    for barriers in ((warps, 63, block), (block, 63, warps), ("", 31, block), (shuffle, 31, block)):
         with pytest.raises(PtxError, match="race: "):
             launch(body.format(*barriers), x, threads=64)
     launch(body.format("", 31, ""), x, threads=64, races=False)
