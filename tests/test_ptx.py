@@ -317,16 +317,6 @@ def test_narrow_numbers_keep_their_sign_in_registers() -> None:
     )
 
 
-def test_vectors() -> None:
-    x, y = np.arange(128, dtype="float32"), np.zeros(128, "float32")
-    body = """
-      mad.wide.u32 %d3, %r0, 16, %d0; mad.wide.u32 %d4, %r0, 16, %d1;
-      ld.global.v4.f32 {%f0, %f1, %f2, %f3}, [%d3];
-      st.global.v2.f32 [%d4], {%f3, %f2}; st.global.v2.f32 [%d4+8], {%f1, %f0};"""
-    launch(body, x, y)
-    np.testing.assert_array_equal(y.reshape(-1, 4), x.reshape(-1, 4)[:, ::-1])
-
-
 SHARED = ".shared .align 16 .b8 S[1024];\n.extern .shared .align 16 .b8 D[];"
 SWAP = """
   mov.u32 %r2, {array}; shl.b32 %r3, %r0, 2; add.s32 %r4, %r2, %r3;
@@ -403,22 +393,6 @@ def test_atomics(how: str, space: str) -> None:
     assert wanted == (x[0] if space == "global" else out[64])
     if how == "add":  # each old value is that before some other addition
         assert sorted(out[:64]) != sorted(out[:64] * 0) and len({*out[:64]} | {77}) > 32
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("f32", "float32"), ("f64", "float64"), ("noftz.f16x2", "float16"), ("u64", "uint64")],
-)
-def test_reductions_in_memory(kind: str, dtype: str) -> None:
-    x = np.zeros(2, dtype)
-    one = {"f32": "%f1", "f64": "%g1", "noftz.f16x2": "%r2", "u64": "%d5"}[kind]
-    body = f"""
-      mov.f32 %f1, 0f3F800000; mov.f64 %g1, 0d3FF0000000000000; mov.b32 %r2, 0x40003C00;
-      mov.u64 %d5, 1; red.global.add.{kind} [%d0], {one};"""
-    launch(body, x, grid=3)
-    assert list(x) == [96, 192 if dtype == "float16" else 0]
-    launch(f"{body} red.global.add.{kind} [%d0], {one};", x)  # atomics do not race
-    assert x[0] == 160
 
 
 def test_swaps() -> None:
