@@ -18,7 +18,6 @@ import nvrtc
 import tensor_cores_common
 from cuda_runner import CudaFunction, KernelError, requires_cuda_text, run_cuda
 from ptx import Global, Module, PtxError
-from refusals import refusals
 from sparsetir.formats import BSR
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 
@@ -107,56 +106,6 @@ def test_matrices_of_wmma(layout):
 
 
 # --- what is found -------------------------------------------------------------------------------
-
-SUMS = """  __shared__ float S[64];
-  S[t] = x[t];
-  BARRIER
-  if (t < 32) x[t] = S[t] + S[63 - t];"""
-
-
-def test_a_missing_barrier_is_found():
-    x, sums = np.arange(64, dtype="float32"), kernel("float* x", SUMS)
-    launch(sums.replace("BARRIER", "__syncthreads();"), x, block=64)
-    assert (x[:32] == 63).all()
-    with pytest.raises(PtxError, match=r"race: block 0, thread .* S\[byte \d+\], which block"):
-        launch(sums.replace("BARRIER", ""), x, block=64)
-
-
-def test_lanes_are_ordered_by_syncwarp_but_not_by_a_shuffle():
-    body = "  x[t] = t;\n  {}\n  float y = x[(t + 1) % 32];\n  __syncwarp();\n  x[t] = y;"
-    x = np.zeros(32, "float32")
-    launch(kernel("float* x", body.format("__syncwarp();")), x)
-    assert list(x[:3]) == [1, 2, 3] and x[31] == 0
-    with pytest.raises(PtxError, match=r"race: .* arg0\[\d+\]"):
-        launch(kernel("float* x", body.format("__shfl_sync(~0u, t, 0);")), x)
-
-
-def wrong(body: str, threads: int = 32) -> None:
-    x = np.zeros(32, "float32")
-    launch(kernel("float* x, int n", f"  {body}"), x, 1, block=threads)
-
-
-test_bounds_and_divergence = refusals(
-    r"""
-wrong("x[t + n] = 1;")
-    # PtxError: out of bounds: block 0, thread (31, 0, 0) writes 4 bytes at +128
-wrong("x[t - n] = 1;")  # PtxError: writes 4 bytes at -4 from the begin of arg0
-wrong("x[0] = x[32 + 7];")  # PtxError: reads 4 bytes .. of arg0, in no buffer
-wrong("if (t == 0) *(float4*)(x + 2 * n) = make_float4(1, 2, 3, 4);")
-    # PtxError: misaligned: .. 16 bytes at
-wrong("if (t == 7) *(float2*)(x + 31 + n) = make_float2(1, 2);")
-    # PtxError: out of bounds .. no buffer
-wrong("__shared__ float S[32], R[32]; S[t + n] = x[t]; R[t] = x[t]; "
-      "__syncthreads(); x[t] = S[31 - t] + R[t];")  # PtxError: out of bounds .. in no array
-wrong("float y[4]; y[t] = t; x[t] = y[n] + y[n + 1];")  # PtxError: of local memory, in no array
-wrong("atomicAdd(x + 40, 1);")  # PtxError: changes by an atomic 4 bytes
-wrong("if (t < 40) __syncthreads();", 64)  # PtxError: a barrier that .. ended without
-wrong("if (t % 2) __shfl_sync(~0u, t, 0); else __syncthreads();", 64)
-    # PtxError: lanes of its mask do not come
-wrong("__syncwarp(2);")  # PtxError: the mask does not name the lane itself
-""",
-    globals(),
-)
 
 
 def test_copies_that_nobody_waits_for_are_found():

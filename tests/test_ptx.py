@@ -317,16 +317,6 @@ def test_narrow_numbers_keep_their_sign_in_registers() -> None:
     )
 
 
-def test_vectors() -> None:
-    x, y = np.arange(128, dtype="float32"), np.zeros(128, "float32")
-    body = """
-      mad.wide.u32 %d3, %r0, 16, %d0; mad.wide.u32 %d4, %r0, 16, %d1;
-      ld.global.v4.f32 {%f0, %f1, %f2, %f3}, [%d3];
-      st.global.v2.f32 [%d4], {%f3, %f2}; st.global.v2.f32 [%d4+8], {%f1, %f0};"""
-    launch(body, x, y)
-    np.testing.assert_array_equal(y.reshape(-1, 4), x.reshape(-1, 4)[:, ::-1])
-
-
 SHARED = ".shared .align 16 .b8 S[1024];\n.extern .shared .align 16 .b8 D[];"
 SWAP = """
   mov.u32 %r2, {array}; shl.b32 %r3, %r0, 2; add.s32 %r4, %r2, %r3;
@@ -403,22 +393,6 @@ def test_atomics(how: str, space: str) -> None:
     assert wanted == (x[0] if space == "global" else out[64])
     if how == "add":  # each old value is that before some other addition
         assert sorted(out[:64]) != sorted(out[:64] * 0) and len({*out[:64]} | {77}) > 32
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("f32", "float32"), ("f64", "float64"), ("noftz.f16x2", "float16"), ("u64", "uint64")],
-)
-def test_reductions_in_memory(kind: str, dtype: str) -> None:
-    x = np.zeros(2, dtype)
-    one = {"f32": "%f1", "f64": "%g1", "noftz.f16x2": "%r2", "u64": "%d5"}[kind]
-    body = f"""
-      mov.f32 %f1, 0f3F800000; mov.f64 %g1, 0d3FF0000000000000; mov.b32 %r2, 0x40003C00;
-      mov.u64 %d5, 1; red.global.add.{kind} [%d0], {one};"""
-    launch(body, x, grid=3)
-    assert list(x) == [96, 192 if dtype == "float16" else 0]
-    launch(f"{body} red.global.add.{kind} [%d0], {one};", x)  # atomics do not race
-    assert x[0] == 160
 
 
 def test_swaps() -> None:
@@ -672,6 +646,9 @@ wrong("mov.u32 %r2, 1000000; st.shared.u32 [%r2], %r0;")
 wrong("mov.u32 %r2, S; st.shared.u32 [%r2+1024], %r0;")
     # PtxError: out of bounds: .. at 1024 of shared memory, in no array
 wrong(".shared .b32 X[4]; .shared .b32 Y[4]; st.shared.u32 [X+16], %r0;")  # PtxError: in no array
+wrong(".local .align 4 .b8 L[16]; mov.u64 %d4, L; st.local.u32 [%d4+16], %r0;")
+    # PtxError: out of bounds: .. of local memory, in no array
+wrong("red.global.add.u32 [%d3+256], 1;")  # PtxError: changes by an atomic 4 bytes
 wrong("st.global.u32 [%d3], %r0;", read_only=True)  # PtxError: arg0 may only be read
 wrong("ld.global.nc.u32 %r2, [%d3]; st.global.u32 [%d3], %r2;")
     # PtxError: arg0 is read by ld.global.nc, and written
@@ -703,6 +680,7 @@ wrong(f"{ONE_LANE} bra GO; bar.sync 0; bra.uni END; GO: bar.sync 0; END:")
 wrong(f"{ONE_LANE} bra GO; shfl.sync.bfly.b32 %r2, %r0, 1, 31, 0xffffffff; GO: bar.warp.sync 0x80;")
     # PtxError: shfl.sync.bfly.b32 of block 0, thread (0, 0, 0): lanes of its mask do not come
 wrong("shfl.sync.bfly.b32 %r2, %r0, 1, 31, 0xffff;")  # PtxError: the mask does not name the lane
+wrong("bar.warp.sync 2;")  # PtxError: the mask does not name the lane
 wrong(f"{ONE_LANE} ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r2}}, [S];")
     # PtxError: ldmatrix: lanes of a warp do not come
 wrong("madc.lo.u32 %r2, %r3, %r3, %r3;")  # PtxError: not known: madc.lo.u32
@@ -718,7 +696,7 @@ wrong("", grid=0)  # PtxError: launched with a grid (0, 1, 1)
 
 
 def test_barriers_order_warps_and_blocks() -> None:
-    """`bar.warp.sync` orders lanes of one, `bar.sync` all: also reads of what atomics change."""
+    """`bar.warp.sync` orders lanes of one, a shuffle none, `bar.sync` all, atomics too."""
     x = np.zeros(64, "uint32")
     body = """
       add.s64 %d3, %d0, %d20; st.global.u32 [%d3], %r0; {}
@@ -729,7 +707,8 @@ def test_barriers_order_warps_and_blocks() -> None:
     assert list(x[:32]) == list(range(32))[::-1]
     launch(body.format(block, 63, block), x, threads=64)
     assert list(x) == list(range(64))[::-1]
-    for barriers in ((warps, 63, block), (block, 63, warps), ("", 31, block)):
+    shuffle = "shfl.sync.bfly.b32 %r4, %r0, 1, 31, 0xffffffff;"
+    for barriers in ((warps, 63, block), (block, 63, warps), ("", 31, block), (shuffle, 31, block)):
         with pytest.raises(PtxError, match="race: "):
             launch(body.format(*barriers), x, threads=64)
     launch(body.format("", 31, ""), x, threads=64, races=False)

@@ -667,13 +667,6 @@ def test_plug_ins_of_the_bench(run, registries, capsys):
     )
 
 
-def test_bench_takes_its_own_arguments(run, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run("bench", "judge", "--help")
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: sparsetir bench judge ")
-
-
 def process(*words, **options):
     folder = str(Path(sparsetir.__file__).parents[1])
     return subprocess.Popen(

@@ -190,20 +190,6 @@ def test_reductions(matrix, axis):
         assert isinstance(result, SparseTensor) == (name in ("max", "min") and len(axes) < 2)
 
 
-def test_reductions_are_typed_and_sparse_as_of_scipy():
-    for matrix in ZOO.values():
-        a = SparseMatrix(matrix)
-        for name in REDUCTIONS:
-            for axis in (0, 1, None):
-                if 0 in matrix.shape:
-                    continue
-                ours, theirs = (getattr(x, name)(axis=axis) for x in (a, matrix))
-                assert isinstance(ours, SparseTensor) == sp.issparse(theirs)
-                assert np.asarray(dense_of(ours)).dtype == np.asarray(dense_of(theirs)).dtype
-        assert np.asarray(a.trace(1)).dtype == np.asarray(matrix.trace(1)).dtype
-        np.testing.assert_allclose(a.trace(1), matrix.trace(1), rtol=1e-6)
-
-
 def test_small_numbers_are_not_lost():
     values = np.array([2**24, *[1] * 8], "float32")
     a = SparseMatrix((np.zeros(9, int), np.arange(9)), None, values)

@@ -624,16 +624,6 @@ def test_results_at_the_pattern_of_an_operand(text, case):
         np.testing.assert_allclose(result.detach().to_dense(), want, **CLOSE)
 
 
-def test_results_with_elements_of_their_own_are_assembled():
-    rng = np.random.default_rng(4)
-    A, B = (array((7, 7), "some", rng, True)[1] for _ in range(2))
-    for text in ("C[i,j] = A[i,j] * B[i,j]", "C[j,i] = A[i,j]", "C[i,j] = A[i,j] + B[i,j]"):
-        result = einsum(text, format="csr", A=A, **({"B": B} if "B" in text else {}))
-        assert result.pattern is not A.pattern
-        parts = {"A": A.to_scipy().toarray(), "B": B.to_scipy().toarray()}
-        np.testing.assert_allclose(result.to_scipy().toarray(), reference(text, parts), **CLOSE)
-
-
 def test_changing_values_stay_in_their_order():
     """Values from scipy are not permuted at each call for a vector; those of a SparseMatrix are,
     once, and with features both."""

@@ -120,13 +120,6 @@ def test_an_expression(text):
     assert page.facts["innermost"] and page.kernel.target.kind.name == "llvm"
 
 
-@pytest.mark.parametrize("format", ["csr", "dcsr", "coo"])
-def test_a_sparse_result_is_computed_at_its_pattern(format):
-    told = sparsetir.explain("C[i,k] = A[i,j] * B[j,k]", A=MATRIX, B=MATRIX.T, format=format)
-    assert told.facts["sizes"]["c_nnz" if format == "csr" else "c_nnz_1"] == (MATRIX @ MATRIX.T).nnz
-    assert told.facts["roofline"]["seconds"] > 0
-
-
 def test_an_operand_may_have_the_name_of_an_internal_argument():
     report = sparsetir.explain(
         "y[i] = who[i,j] * text[j]", who=MATRIX, text=X[:, 0].copy(), like=None

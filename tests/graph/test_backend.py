@@ -143,15 +143,6 @@ def test_layers_share_what_edges_that_are_new_take(monkeypatch):
     assert len(sorts) == 2 and len(prepared) == 2
 
 
-def test_sizes_of_any_number_from_the_start():
-    model, _ = made("GCN")
-    call, backend = compiled(model, dynamic=True)
-    for step in range(3):
-        args = torch.randn(NODES + step, FEATURES), edges(step, NODES, EDGES + step)
-        assert_close(gradients(call, model, *args), gradients(model, model, *args))
-    assert len(backend.graphs) == 1
-
-
 @pytest.mark.parametrize("wrong", [-1, NODES])
 def test_an_index_out_of_range_is_refused(wrong):
     model, (x, edge_index, w) = made("raw")
@@ -172,17 +163,6 @@ def test_kinds_of_edges():
     for edge_index in EdgeIndex(pairs, sparse_size=size), by_targets.fill_cache_():
         assert check(layer, x, edge_index).graphs[0].found
     check(Wrapped(pyg.GCNConv(FEATURES, 8, flow="target_to_source")), x, pairs)
-
-
-def test_two_kinds_of_nodes():
-    class Pair(Wrapped):
-        def forward(self, x, y, pairs):
-            return self.layer((x, y), pairs)
-
-    edge_index = torch.stack([torch.randint(0, NODES, (60,)), torch.randint(0, 11, (60,))])
-    x, y = torch.randn(NODES, FEATURES), torch.randn(11, 5)
-    backend = check(Pair(pyg.SAGEConv((FEATURES, 5), 8)), x, y, edge_index)
-    assert backend.graphs[0].found and not backend.graphs[0].left
 
 
 def test_one_index_of_nodes_of_two_kinds():
@@ -245,16 +225,6 @@ def test_views_that_divide_edges():
     x, edge_index = torch.randn(NODES, FEATURES, requires_grad=True), edges()
     call, _ = compiled(forward)
     assert_close([call(x, edge_index)], [forward(x, edge_index)])
-
-
-def test_weights_that_are_learnt(quick_kernels):
-    model, (x, edge_index, w) = made("GCN weights")
-    results = []
-    call, _ = compiled(model)
-    for f in (model, call):
-        w = w.detach().requires_grad_()
-        results.append([*gradients(f, model, x, edge_index, w), w.grad])
-    assert_close(*results)
 
 
 def test_who_gets_what_a_prelude_keeps_may_write_to_it():

@@ -1,4 +1,6 @@
-"""PyG's models, pools and more layers through the backend, trained and not, against eager."""
+"""PyG's models, pools and layers through the backend, against eager; models trained and not."""
+
+import itertools
 
 import pytest
 import torch
@@ -6,7 +8,9 @@ import torch
 pytest.importorskip("torch_geometric")
 
 import torch_geometric.nn as pyg
+from torch.nn import Linear as linear
 from torch.utils._pytree import tree_leaves
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data
 from torch_geometric.nn import models as nets
 from torch_geometric.nn.models import dimenet, gnnff, schnet, tgn, visnet
@@ -25,6 +29,10 @@ ATOMS, LABELS = torch.arange(NODES) % 7, torch.arange(NODES) % OUT
 BATCH = torch.arange(NODES) // 11
 SOME = torch.arange(NODES) % 3 == 0
 DEGREES = torch.ones(12, dtype=torch.long)
+PNA = ["mean", "max", "min", "std"], ["identity", "amplification"], DEGREES
+FEW = torch.stack([E[0], E[1] % 11])  # to nodes of another kind
+NORMAL = torch.nn.functional.normalize(torch.randn(NODES, 3, generator=DRAW))
+BY_TARGET = EdgeIndex(E[:, E[1].argsort()], sparse_size=(NODES, NODES), sort_order="col")
 MESH = torch.stack([torch.arange(4 * NODES) // 4, torch.arange(4 * NODES) * 7 % NODES])
 OF_TYPES = [("a", "to", "b"), ("b", "to", "a")]
 MOLECULES = (BATCH[:, None] == BATCH) & (torch.cdist(POSITION, POSITION) < 5)
@@ -485,6 +493,102 @@ FORMS = {
 }  # fmt: skip
 
 
+# Arguments of layers by name, options, and what they take beside features and edges.
+SIMPLE = [
+    ("AGNNConv",), ("AntiSymmetricConv", (F,)), ("APPNP", (3, 0.1)), ("ARMAConv", (F, OUT)),
+    ("CGConv", (F,)), ("CGConv", (F, F), {}, ATTRIBUTES), ("ChebConv", (F, OUT, 3)),
+    ("ClusterGCNConv", (F, OUT)), ("DirGNNConv", (pyg.SAGEConv(F, OUT),)),
+    ("EdgeConv", (mlp(2 * F),)), ("FastRGCNConv", (F, OUT, 3), {}, RELATIONS),
+    ("FeaStConv", (F, OUT), {"heads": 3}), ("FiLMConv", (F, OUT)), ("GATConv", (F, OUT, 2)),
+    ("GATConv", (F, OUT, 2), {"edge_dim": F}, ATTRIBUTES), ("GatedGraphConv", (F, 2)),
+    ("GATv2Conv", (F, OUT, 2)), ("GCNConv", (F, OUT)), ("GENConv", (F, OUT)),
+    ("GENConv", (F, OUT), {"aggr": "powermean"}), ("GeneralConv", (F, OUT)),
+    ("GeneralConv", (F, OUT), {"attention": True, "heads": 2}), ("GINConv", (mlp(F),)),
+    ("GINEConv", (mlp(F),), {}, ATTRIBUTES), ("GMMConv", (F, OUT, 3, 5), {}, ATTRIBUTES[:, :3]),
+    ("GraphConv", (F, OUT)), ("HypergraphConv", (F, OUT)), ("LEConv", (F, OUT)), ("LGConv",),
+    ("MFConv", (F, OUT)), ("MixHopConv", (F, OUT)),
+    ("NNConv", (F, OUT, torch.nn.Linear(F, F * OUT)), {}, ATTRIBUTES),
+    ("PDNConv", (F, OUT, F, OUT), {}, ATTRIBUTES), ("PNAConv", (F, OUT, *PNA)),
+    ("ResGatedGraphConv", (F, OUT)), ("RGATConv", (F, OUT, 3), {}, RELATIONS),
+    ("RGCNConv", (F, OUT, 3), {}, RELATIONS), *(("SAGEConv", (F, OUT), {"aggr": aggr}) for aggr in
+    ("mean", "max", "median", "mul", "softmax", "std", ["mean", "max", "sum"])),
+    ("SGConv", (F, OUT), {"K": 2}), ("SimpleConv",), ("SSGConv", (F, OUT, 0.1), {"K": 2}),
+    ("TAGConv", (F, OUT)), ("TransformerConv", (F, OUT, 2)),
+    ("TransformerConv", (F, OUT, 2), {"beta": True}), ("WLConvContinuous",),
+]  # fmt: skip
+
+
+def simple(name, args=(), options=None, *more):
+    """A layer by its name, which takes features and edges first."""
+    make = getattr(pyg, name)
+    return lambda: Stack(lambda x, layer: layer(x, E, *more), make(*args, **(options or {})))
+
+
+def called(make, call):
+    """A layer, and how it is called."""
+    return lambda: Stack(lambda x, layer: call(layer, x), make())
+
+
+def pair(make):
+    """A layer of nodes of two kinds."""
+    return called(make, lambda layer, x: layer((x, x[:11].sin()), FEW))
+
+
+def placed(make):
+    """A layer of nodes that have places."""
+    return called(make, lambda layer, x: layer(x, POSITION, E))
+
+
+LAYERS = {
+    **{" ".join([of[0], *map(str, of[2:3])]): simple(*of) for of in SIMPLE},
+    "SignedConv": called(
+        lambda: pyg.SignedConv(F, OUT, True), lambda m, x: m(x, E, E.flip(0))
+    ),
+    "DNAConv": called(
+        lambda: pyg.DNAConv(F, 4), lambda m, x: m(x[:, None].expand(-1, 3, -1), E)
+    ),
+    "PointNetConv": placed(lambda: pyg.PointNetConv(mlp(F + 3), mlp(OUT))),
+    "PPFConv": called(lambda: pyg.PPFConv(mlp(F + 4)), lambda m, x: m(x, POSITION, NORMAL, E)),
+    "PointTransformerConv": placed(lambda: pyg.PointTransformerConv(F, OUT)),
+    "PointGNNConv": placed(
+        lambda: pyg.PointGNNConv(linear(F, 3), linear(F + 3, F), linear(F, F))
+    ),
+    "GCN2Conv": called(lambda: pyg.GCN2Conv(F, 0.1, 0.5, 1), lambda m, x: m(x, x.sin(), E)),
+    "SuperGATConv": lambda: Stack(plain, pyg.SuperGATConv(F, OUT, 2, attention_type="SD").eval()),
+    "FAConv": called(lambda: pyg.FAConv(F), lambda m, x: m(x, x.cos(), E)),
+    "EGConv": lambda: Stack(plain, pyg.EGConv(F, OUT, ["sum", "mean", "max"])),
+    "GPSConv": lambda: Stack(batched, pyg.GPSConv(F, pyg.GINConv(linear(F, F)), heads=2).eval()),
+    "GAT, pair": pair(lambda: pyg.GATConv((F, F), OUT, 2, add_self_loops=False)),
+    "GATv2, pair": pair(lambda: pyg.GATv2Conv((F, F), OUT, 2, add_self_loops=False)),
+    "Transformer, pair": pair(lambda: pyg.TransformerConv((F, F), OUT, 2)),
+    "GraphConv, pair": pair(lambda: pyg.GraphConv((F, F), OUT)),
+    "SAGE, no targets": called(
+        lambda: pyg.SAGEConv(F, OUT), lambda m, x: m((x, None), FEW, (NODES, 11))
+    ),
+    **{
+        f"{name}, EdgeIndex": called(
+            lambda n=name: getattr(pyg, n)(F, OUT), lambda m, x: m(x, BY_TARGET)
+        )
+        for name in ["GCNConv", "SAGEConv", "GATConv", "GraphConv", "TransformerConv"]
+    },
+    "GAT, other flow": lambda: Stack(plain, pyg.GATConv(F, OUT, 2, flow="target_to_source")),
+    "product": aggregated(lambda: pyg.aggr.MultiAggregation(["mul"])),
+    "Set2Set": aggregated(lambda: pyg.aggr.Set2Set(F, 2)),
+    "degree scaler": aggregated(
+        lambda: pyg.aggr.DegreeScalerAggregation(["mean", "max"], ["amplification"], DEGREES)
+    ),
+    "sort": aggregated(lambda: pyg.aggr.SortAggregation(3)),
+    "deep sets": aggregated(lambda: pyg.aggr.DeepSetsAggregation(mlp(F), mlp(OUT))),
+    "variance": aggregated(pyg.aggr.VariancePreservingAggregation),
+    "global_max_pool": called(
+        lambda: linear(F, F), lambda m, x: pyg.global_max_pool(m(x), BATCH)
+    ),
+    "LayerNorm": normed(pyg.LayerNorm),
+    "GraphSizeNorm": normed(lambda f: pyg.GraphSizeNorm()),
+    "MeanSubtractionNorm": normed(lambda f: pyg.MeanSubtractionNorm()),
+}  # fmt: skip
+
+
 def run(call, net, x):
     """The results of a call, and gradients of the features, then of parameters."""
     x = x.clone().requires_grad_()
@@ -505,24 +609,23 @@ def plain_kernels(plain):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    ("name", "training"), [*itertools.product(FORMS, (True, False)), *((n, True) for n in LAYERS)]
+)
 def test_a_model(name, training, monkeypatch):
     for module in (schnet, dimenet, visnet, gnnff):
         monkeypatch.setattr(module, "radius_graph", bonds, raising=False)
         monkeypatch.setattr(module, "triplets", triplets, raising=False)
-    check(name, training, "sparsetir")
-
-
-def check(name, training, backend):
     both = []
     for _ in range(2):
         torch.manual_seed(0)
-        both.append(FORMS[name]().train(training))
+        both.append((FORMS | LAYERS)[name]())
+        if not training:
+            both[-1].eval()
     net, ours = both
     x = torch.randn(NODES, F)
     expected = run(net, net, x)
-    result = run(torch.compile(ours, backend=backend), ours, x)
+    result = run(torch.compile(ours, backend="sparsetir"), ours, x)
     for a, b in zip(result, expected, strict=True):
         assert (a is None) == (b is None)
         if b is not None:

@@ -80,21 +80,6 @@ def test_layers_call_our_kernels_and_give_the_same(name, kind, calls):
     assert not calls
 
 
-def test_weights_of_edges_have_gradients(calls):
-    layer, x = pyg.GraphConv(FEATURES, 4), torch.randn(NODES, FEATURES)
-    edges, weight = graph(weighted=True)
-    grads = []
-    for accelerated in (False, True):
-        patch = accelerate() if accelerated else None
-        w = weight.clone().requires_grad_()
-        layer(x, edges, w).square().sum().backward()
-        grads.append(w.grad)
-        if patch:
-            patch.undo()
-    assert len(calls) == 1
-    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
-
-
 def test_weights_of_a_wider_type(calls):
     layer, x = pyg.GCNConv(FEATURES, 4, normalize=False), torch.randn(NODES, FEATURES)
     edges, weight = graph(weighted=True)

@@ -2,8 +2,6 @@
 
 # pyright: reportAttributeAccessIssue=false
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -20,7 +18,6 @@ from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
 from sparsetir.planning.plan import requested as request
 from sparsetir.runtime.pipeline import kernel_of, lower_template
-from sparsetir.schedules.multiversion import multiversion
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.targets import resolve_target
 from sparsetir.schedules.template import Choices
@@ -47,15 +44,8 @@ def plain(x: T.Buffer((4,), "float32")):
             x[vi] = T.float32(0)
 
 
-REUSED = "J_indices_reuse"  # computed, by the default schedule
-
-
 def text(stages):
     return {name: func.script() for name, func in stages.items()}
-
-
-def names_of(func):
-    return [str(p.name) for p in func.params]
 
 
 def features_first(sch, config=None):
@@ -72,17 +62,6 @@ def ordered(func):
 
 
 # -- what is given, and what comes of it ------------------------------------------------------
-
-
-def test_stages_of_a_stage_one_function():
-    func, target = spmm(), resolve_target("llvm")
-    stages = sparsetir.lower(func)
-    assert list(stages) == STAGES and names_of(stages["I"]) == [*names_of(func), REUSED]
-    second = sparsetir.lower_sparse_iter(stages["I"])
-    assert stages["II"].script() == second.script()
-    scheduled = multiversion(func, target)["II scheduled"]
-    assert stages["II scheduled"].script() == scheduled.script()
-    assert text(stages) == text(sparsetir.build(func).stages)
 
 
 def test_sums_of_cpus_are_in_registers():
@@ -102,18 +81,6 @@ def test_a_function_of_stage_two_is_taken_as_it_is():
         assert list(stages) == ["II scheduled", "III"]
         assert stages["II scheduled"].script() == func.script()
     assert list(sparsetir.lower(plain)) == ["III"]
-
-
-def test_a_schedule_gives_its_function_as_it_is_now():
-    sch = sparsetir.Schedule(spmm())
-    features_first(sch)
-    stages = sparsetir.lower(sch)
-    assert list(stages) == STAGES and ordered(sch.func) and ordered(stages["I"])
-    kernel = sparsetir.build(sch)
-    assert kernel.name == "spmm" and text(kernel.stages) == text(stages)
-    args = arguments()
-    kernel(**args)
-    check(args)
 
 
 def test_a_schedule_that_went_on_to_stage_two_gets_no_default_schedule():
@@ -160,15 +127,6 @@ def test_a_plan_has_every_stage(op, config):
     stages_text = text(stages)
     assert list(stages) == STAGES and len(set(stages_text.values())) == 4
     assert text(sparsetir.plan(op, A, 32, config=config).kernel.stages) == stages_text
-
-
-def test_a_template_of_primitives_alone():
-    """A template is all that has a program and `apply(sch, config)`."""
-    template = SimpleNamespace(program=lambda problem, config: spmm(), apply=features_first)
-    stages = lower_template(template, None, {"tile": 8})
-    assert list(stages) == STAGES and '"tile": 8' in stages["I"].script()
-    both = sparsetir.lower(spmm(), features_first, {"tile": 8})
-    assert text(stages) == text(both)
 
 
 # -- conversions ------------------------------------------------------------------------------

@@ -136,15 +136,6 @@ def test_recipes_of_others_are_what_they_were(built: Any) -> None:
     np.testing.assert_allclose(args["out"], expected[order], rtol=1e-6)
 
 
-def test_a_stage_two_function_is_built_the_same(built: Any) -> None:
-    for stage in ("II", "II scheduled"):
-        kernel = sparsetir.build(built.stages[stage])
-        assert compiled_names(kernel) == TAKEN
-        args = arguments()
-        kernel(**args)
-        check(args)
-
-
 def test_a_plan() -> None:
     a = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
     b = np.random.default_rng(0).random(200, "float32")
