@@ -50,6 +50,7 @@ from sparsetir.sparse_ir.nodes import (
     accesses_of,
     buffer_var,
     declared,
+    flat_axes,
     nodes_of,
     same_indices,
     stores_of,
@@ -73,15 +74,23 @@ def fused_rows(func: SparseFunc, most: int = 0) -> SparseFunc:
     """
     at = 0
     while at < len(steps := statements_of(func.body)):
-        apart = func
-        if isinstance(steps[at], SparseIteration) and inside(steps[at]):
-            apart = without_nest(func, steps[at])
+        apart, first = func, steps[at]
+        if nested := isinstance(first, SparseIteration) and bool(inside(first)):
+            apart = without_nest(func, first)
         more = len(statements_of(apart.body)) - len(steps)
         last = at + more + 1 if more else len(steps)
         ends = range(last, max(at + more, at + 1), -1)
-        func = next((x for end in ends if (x := _fused(apart, at, end, most)) is not None), func)
+        fused = (_fused(apart, at, end, most) for end in ends)
+        done = next((x for x in fused if x is not None), func)
+        if not nested or _axes(done, at) != _axes(func, at):
+            func = done
         at += 1
     return func
+
+
+def _axes(func: SparseFunc, at: int) -> list[str]:
+    """The names of the axes of a program's iteration."""
+    return [axis.name for axis in flat_axes(statements_of(func.body)[at].axes)]
 
 
 def _fused(func: SparseFunc, at: int, end: int, most: int) -> SparseFunc | None:
