@@ -346,7 +346,7 @@ class _Lowering:
             facts = [
                 FREE if set(u.kinds) == {"S"} else f for u, f in zip(units, facts, strict=True)
             ]
-        fact_of = dict(zip(map(id, units), facts, strict=True))
+        fact_of = {id(u): [f.kind, *f.buffers] for u, f in zip(units, facts, strict=True)}
         buffers = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in buffers if v not in self.placed)]
         self.placed.update(buffers)
@@ -375,7 +375,7 @@ class _Lowering:
                 stmt = merge.around(stmt, self.space)
                 stmt = self._block(name, [], stmt, None, [*merge.state, *allocs], annotations)
                 continue
-            annotations[RACES] = {str(u.var.name): str(fact_of[id(u)]) for u in level.units}
+            annotations[RACES] = {str(u.var.name): fact_of[id(u)] for u in level.units}
             stmt = self._block(name, level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)
         return stmt
