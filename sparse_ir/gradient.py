@@ -235,6 +235,8 @@ def _kept(func: SparseFunc, keep: Collection[str], read: set[Any]) -> set[Any]:
     for name in [keep] if isinstance(keep, str) else keep:
         if name not in named or isinstance(keep, str):
             expected = f"expected a collection of names among {[*named]}"
+            if not named:
+                expected = f"expected (), as nothing that '{func.name}' writes can be kept"
             raise ValueError(f"gradient: argument 'keep': {expected}, got {keep!r}")
     return {named[name] for name in keep}
 
