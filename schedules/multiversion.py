@@ -70,8 +70,8 @@ from sparsetir.schedules.templates.shapes import (
     row_reduction,
 )
 from sparsetir.sparse_ir.annotations import THREADS
-from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -85,7 +85,6 @@ from sparsetir.sparse_ir.parallel import constant_length
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.value_domains import permutations
 
 T = TypeVar("T")
 
@@ -289,9 +288,8 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
 
 def _parts_and_order(func: SparseFunc, lowered: tirx.PrimFunc) -> tuple[Any, str]:
     """The lowered parameter that holds the number of parts, and the name of their order."""
-    orders = permutations(func)
-    (order,) = [b for b in func.buffers if b.var in orders]
-    how = computed_parameters(func)[str(order.handle.name)]
+    (order,) = [b for b in func.buffers if b.var in known(func).permutations]
+    how = known(func).computed[str(order.handle.name)]
     (parts,) = [p for p in lowered.params if f"${p.name}" == how["parts"]]
     return parts, order.name
 

@@ -120,7 +120,7 @@ def written_by_hand_problems(func: SparseFunc) -> Found:
         for key in it.annotations:
             problem = reserved_problem(str(key))
             if problem:
-                yield Broken(it.span, f"sp_iter '{it.name}': annotation: {problem}")
+                yield Broken(it.span, f"annotation: {problem}", it.name)
     for call in nodes_of(ir.Call, func.body):
         if is_tail(call) or is_bound(call):
             name, instead = ("tail", "likely(p)") if is_tail(call) else ("at_most", "min(a, b)")

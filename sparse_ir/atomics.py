@@ -35,8 +35,7 @@ from sparsetir.sparse_ir.reduction import Reduction, add_guards, reduction_of, s
 from sparsetir.sparse_ir.traversal import map_expr
 
 ATOMIC_DTYPES = {name: combine.atomic for name, combine in COMBINES.items() if combine.atomic}
-PREFIX = "sparsetir_atomic_"
-NAN = "_or_nan"
+NAME = "sparsetir_atomic"
 # {signed}, {unsigned}: the operations on such integers; {stay}: makes the element NaN for good.
 EXTREMUM = """
 __device__ __forceinline__ void {name}(float* at, float value) {{
@@ -88,8 +87,8 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
 def atomic_update(reduction: Reduction, term: Any) -> Any:
     """A store, in the form that :func:`as_call` recognises, that combines a term atomically."""
     store = reduction.store
-    name = f"{PREFIX}{reduction.operator}{NAN if reduction.keeps_nan else ''}"
-    value = tirx.call_extern(str(store.value.ty.dtype), name, term)
+    how = NAME, reduction.operator, int(reduction.keeps_nan)
+    value = tirx.call_extern(str(store.value.ty.dtype), *how, term)
     return tirx.BufferStore(store.buffer, value, store.indices)
 
 
@@ -97,12 +96,12 @@ def as_call(stmt: Any) -> Any:
     """The call for an atomic update, with the guards for its element if there are any."""
     conditions, store = split_guards(stmt)
     value: Any = getattr(store, "value", None)
-    name = _name(value) if isinstance(store, tirx.BufferStore) else ""
-    if not name:
+    name: Any = value.args[0] if isinstance(value, ir.Call) and value.args else None
+    if not isinstance(name, ir.StringImm) or name.value != NAME:
         return stmt
     place = tirx.BufferLoad(store.buffer, store.indices)
-    operator = name.removeprefix(PREFIX).removesuffix(NAN)
-    call = atomic_call(operator, place, value.args[1], name.endswith(NAN))
+    _, operator, keeps_nan, term = value.args
+    call = atomic_call(str(operator.value), place, term, bool(keeps_nan))
     return add_guards(conditions, tirx.Evaluate(call))
 
 
@@ -113,9 +112,9 @@ def atomic_call(operator: str, place: Any, term: Any, keeps_nan: bool = True) ->
         return tirx.call_extern(dtype, "atomicAdd", *arguments)
     if dtype == "int32":
         return tirx.call_extern(dtype, _on_integers(operator), *arguments)
-    name = f"{PREFIX}{operator}{NAN if keeps_nan else ''}"
+    name = f"{NAME}_{operator}{'_or_nan' if keeps_nan else ''}"
     return tirx.call_intrin(
-        "void", "tirx.cuda.func_call", name, *arguments, _source(name, operator)
+        "void", "tirx.cuda.func_call", name, *arguments, _source(name, operator, keeps_nan)
     )
 
 
@@ -123,7 +122,7 @@ def _on_integers(operator: str) -> str:
     return f"atomic{operator.capitalize()}"
 
 
-def _source(name: str, operator: str) -> str:
+def _source(name: str, operator: str, keeps_nan: bool) -> str:
     """A CUDA function for the maximum or minimum of a float in memory and another."""
     stay = STAY[operator]
     return EXTREMUM.format(
@@ -131,15 +130,8 @@ def _source(name: str, operator: str) -> str:
         signed=_on_integers(operator),
         unsigned=f"atomic{OTHER[operator]}",
         stay=stay,
-        nan=f"{{ {stay}; return; }}" if name.endswith(NAN) else "return;",
+        nan=f"{{ {stay}; return; }}" if keeps_nan else "return;",
     )
-
-
-def _name(value: Any) -> str:
-    """The function's name in a value made by :func:`atomic_update`, else ""."""
-    name: Any = value.args[0] if isinstance(value, ir.Call) and len(value.args) == 2 else None
-    text = str(name.value) if isinstance(name, ir.StringImm) else ""
-    return text if text.startswith(PREFIX) else ""
 
 
 def atomic_reduction(it: SparseIteration) -> Reduction | None:

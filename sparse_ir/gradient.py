@@ -70,7 +70,7 @@ from sparsetir.sparse_ir.nodes import (
     visited_axes,
 )
 from sparsetir.sparse_ir.open_axes import closed
-from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, promises_of
+from sparsetir.sparse_ir.promises import ASSUMED, PROMISES, assumed, promises_of
 from sparsetir.sparse_ir.reduction import add_guards
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.sequences import sequence_of
@@ -235,6 +235,8 @@ def _kept(func: SparseFunc, keep: Collection[str], read: set[Any]) -> set[Any]:
     for name in [keep] if isinstance(keep, str) else keep:
         if name not in named or isinstance(keep, str):
             expected = f"expected a collection of names among {[*named]}"
+            if not named:
+                expected = f"expected (), as nothing that '{func.name}' writes can be kept"
             raise ValueError(f"gradient: argument 'keep': {expected}, got {keep!r}")
     return {named[name] for name in keep}
 
@@ -338,11 +340,10 @@ def needed(
         names |= {*reads(computed[param])}
     params = [p for p in params if p in used or str(p.name) in names]
     known = {"axis": there, "buffer": {b.name for b in buffers}}
-    facts = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
     kept = {
         COMPUTED: {n: how for n, how in computed.items() if n in names},
         PROMISES: [p for p in promises_of(func) if p["param"] in names],
-        ASSUMED: [f for f in facts if all(f[k] in known[k] for k in f if k in known)],
+        ASSUMED: [f for f in assumed(func) if all(f[k] in known[k] for k in f if k in known)],
     }
     symbol = func.name if "global_symbol" in func.attrs else None
     attrs = {k: v for k, v in kept.items() if v}

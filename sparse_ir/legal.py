@@ -19,9 +19,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS, ORDERED
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -45,14 +46,44 @@ from sparsetir.sparse_ir.races import FREE, Fact, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import loads_own, reduction_of, split_guards
 from sparsetir.sparse_ir.tile_marks import contains, with_conditions, without_tail_shifts
 from sparsetir.sparse_ir.tir import statements_of
-from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.value_domains import permutations, without_permutations
+from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
 
 @functools.lru_cache(maxsize=8)
 def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
     """An iteration without tail shifts and permutations, for dependence analysis."""
-    return without_permutations(without_tail_shifts(it), permutations(func))
+    return without_permutations(without_tail_shifts(it), known(func).permutations)
+
+
+def without_permutations(tree: Any, orders: set[Any]) -> Any:
+    """A statement or iteration with permutations replaced by the identity.
+
+    If all accesses of a buffer are indexed by the same permutation, `Out[order[e]]`, two of them
+    conflict if and only if those at `Out[e]` do.
+    """
+    if not orders:
+        return tree
+    through: dict[Any, list[set[Any]]] = {}
+
+    for node in nodes_of((tirx.BufferStore, ir.TensorLoad), tree):
+        buffer = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+        dims = through.setdefault(buffer, [set() for _ in node.indices])
+        for dim, index in zip(dims, node.indices, strict=True):
+            dim.add(_order_of(index, orders))
+
+    def straight(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        return buffer, [
+            index.indices[0] if len(dim) == 1 and None not in dim else index
+            for dim, index in zip(through.get(buffer, [set()] * len(indices)), indices, strict=True)
+        ]
+
+    return map_expr(tree, access_rules(straight))
+
+
+def _order_of(index: Any, orders: set[Any]) -> Any:
+    """The permutation from which an index is loaded; None for other indices."""
+    loaded = isinstance(index, ir.TensorLoad) and len(index.indices) == 1
+    return index.source if loaded and index.source in orders else None
 
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[Fact]:

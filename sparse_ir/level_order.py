@@ -48,7 +48,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
 )
 from sparsetir.sparse_ir.parallel import constant_length
-from sparsetir.sparse_ir.promises import ASSUMED
+from sparsetir.sparse_ir.promises import assumed
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 from sparsetir.sparse_ir.updates import refused
 
@@ -271,7 +271,7 @@ def _stored_over(
 def _dense_twin(func: SparseFunc, root: Axis) -> Axis | None:
     """A dense axis as long as a new root, which replaces it in all buffers."""
     known = {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
-    known |= {str(fact["axis"]) for fact in func.attrs.get(ASSUMED, [])}
+    known |= {fact["axis"] for fact in assumed(func)}
     for buffer in func.buffers:
         names = {a.name for a in buffer.axes or ()}
         known |= names if root.name in names else set()

@@ -35,7 +35,8 @@ from sparsetir.sparse_ir.atomics import as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.groups import with_group_calls
-from sparsetir.sparse_ir.legal import for_dependences, races
+from sparsetir.sparse_ir.known import known
+from sparsetir.sparse_ir.legal import for_dependences, races, without_permutations
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
 from sparsetir.sparse_ir.merge_loops import MergeLoop
 from sparsetir.sparse_ir.names import block_name
@@ -61,7 +62,6 @@ from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tail_predicates import resolve_tails
 from sparsetir.sparse_ir.tir import as_dtype, as_one, dtype_of, free_vars, loop_with, pass_on
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
-from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
     entries_of,
     loops_around,
@@ -118,7 +118,7 @@ class _Lowering:
     def __init__(self, func: SparseFunc) -> None:
         # Dependences are computed on the function before shifted tiles and permutations.
         self.plain = {it.name: for_dependences(it, func) for it in sparse_iterations(func)}
-        self.orders = permutations(func)
+        self.orders = known(func).permutations
         func, self.in_turn = resolve_tails(func)
         self.tags = thread_tags(func)
         func = with_spatial_workers(with_atomic_calls(with_group_calls(func, self.tags)))
@@ -346,7 +346,7 @@ class _Lowering:
             facts = [
                 FREE if set(u.kinds) == {"S"} else f for u, f in zip(units, facts, strict=True)
             ]
-        fact_of = dict(zip(map(id, units), facts, strict=True))
+        fact_of = {id(u): [f.kind, *f.buffers] for u, f in zip(units, facts, strict=True)}
         buffers = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in buffers if v not in self.placed)]
         self.placed.update(buffers)
@@ -375,7 +375,7 @@ class _Lowering:
                 stmt = merge.around(stmt, self.space)
                 stmt = self._block(name, [], stmt, None, [*merge.state, *allocs], annotations)
                 continue
-            annotations[RACES] = {str(u.var.name): str(fact_of[id(u)]) for u in level.units}
+            annotations[RACES] = {str(u.var.name): fact_of[id(u)] for u in level.units}
             stmt = self._block(name, level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)
         return stmt

@@ -13,10 +13,8 @@ from tvm import tirx
 from tvm_ffi import Object
 from tvm_ffi.dataclasses import py_class
 
-from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
-from sparsetir.sparse_ir.promises import filled_axes
-from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.tir import as_dtype, dtype_of
 
 # How each buffer over axes is stored, by buffer name.
@@ -61,15 +59,6 @@ def positional_size(axis: Axis) -> Any:
     return axis.length if axis.unique and not in_one_row(axis) else axis.nnz
 
 
-def counted_axes(func: SparseFunc) -> set[str]:
-    """Names of the sparse_fixed axes whose coordinates are 0, 1, ... under each parent."""
-    computed = computed_parameters(func).items()
-    counted = {name for name, how in computed if facts_of(how["recipe"]).counted}
-    return {
-        a.name for a in func.axes if a.kind == "sparse_fixed" and str(a.indices.name) in counted
-    }
-
-
 class PositionSpace:
     """The stage-II buffers of one function.
 
@@ -82,8 +71,7 @@ class PositionSpace:
         self.func = func
         self.buffers: dict[str, Any] = {}
         self.layouts: dict[str, Layout] = {}
-        self._counted = counted_axes(func)
-        self._filled = filled_axes(func) | self._counted
+        self._known = known(func)
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
@@ -130,13 +118,13 @@ class PositionSpace:
 
     def coordinate(self, axis: Axis, positions: list[Any]) -> Any:
         """Coordinate at the positions of the axis's ancestors and its own (equation 3)."""
-        if axis.is_sparse and axis.name not in self._counted:
+        if axis.is_sparse and axis.name not in self._known.counted:
             return tirx.BufferLoad(self.indices(axis), positions)
         return positions[-1]
 
     def has_padding(self, axis: Axis) -> bool:
         """Whether slots of an axis may be empty."""
-        return axis.kind == "sparse_fixed" and axis.name not in self._filled
+        return axis.kind == "sparse_fixed" and axis.name not in self._known.filled
 
     def _materialise(self, axis: Axis, by_handle: dict[Any, Any]) -> None:
         levels = axis.ancestors()

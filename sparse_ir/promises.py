@@ -19,7 +19,7 @@ Function attribute "assumed", a list of facts by which the lowering omits guards
 "filled" : no slot of the sparse_fixed axis is padding; checked with the structure
 "inside" : the buffer is only accessed at coordinates of the axis, one of its dimensions
 
-Facts that follow from the structure and from recipes need no entry (:mod:`value_domains`).
+Facts that follow from the structure and from recipes need no entry (:mod:`known`).
 """
 
 from __future__ import annotations
@@ -134,31 +134,16 @@ ASSUMED = "assumed"
 FACTS = {"coordinates": ("buffer", "axis"), "filled": ("axis",), "inside": ("buffer", "axis")}
 
 
-def assumed_coordinates(func: SparseFunc) -> dict[str, str]:
-    """For each buffer whose values are assumed to be coordinates, their axis; by name."""
-    facts = _assumed(func, "coordinates")
-    return {str(f["buffer"]): str(f["axis"]) for f in facts}
-
-
-def filled_axes(func: SparseFunc) -> set[str]:
-    """Names of the sparse_fixed axes without padding."""
-    return {str(f["axis"]) for f in _assumed(func, "filled")}
-
-
-def accessed_inside(func: SparseFunc) -> set[tuple[str, str]]:
-    """(buffer, axis) names of buffers that are only accessed at coordinates of the axis."""
-    return {(str(f["buffer"]), str(f["axis"])) for f in _assumed(func, "inside")}
+def assumed(func: SparseFunc, fact: str = "") -> list[dict[str, str]]:
+    """The assumptions of a function, those of one fact or all, as plain Python."""
+    facts = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
+    return [f for f in facts if not fact or f["fact"] == fact]
 
 
 def with_fact(func: SparseFunc, fact: str, **about: str) -> SparseFunc:
     """The function with one more fact about these subjects."""
-    old = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
-    new = {"fact": fact, **about}
+    old, new = assumed(func), {"fact": fact, **about}
     return func if new in old else func.with_attr(ASSUMED, [*old, new])
-
-
-def _assumed(func: SparseFunc, fact: str) -> list[Mapping[str, str]]:
-    return [f for f in func.attrs.get(ASSUMED, []) if f["fact"] == fact]
 
 
 def assumption_problems(func: SparseFunc) -> Found:

@@ -5,11 +5,11 @@ variables whether two visits that differ in it may run in parallel::
 
     with T.sblock("spmm1"):
         vj, vk = T.axis.remap("RS", [j, k])
-        T.sblock_attr({"sparsetir.races": {"vj": "reduction: C", "vk": "free"}})
+        T.sblock_attr({"sparsetir.races": {"vj": ["reduction", "C"], "vk": ["free"]}})
 
-"free"         no visit accesses what another one writes
-"reduction: C" visits update the same elements of C
-"scatter: C"   visits may write the same elements of C, as C[order[e]] may
+["free"]            no visit accesses what another one writes
+["reduction", "C"]  visits update the same elements of C
+["scatter", "C"]    visits may write the same elements of C, as C[order[e]] may
 
 Splitting, fusing and reordering loops keeps blocks and their variables, so the facts apply to the
 new loops: a loop is free of races if each iteration variable whose value uses it is
@@ -26,7 +26,6 @@ it and each visit writes elements before it reads them. It is then allocated in 
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import lru_cache
@@ -57,7 +56,9 @@ RACES = "sparsetir.races"
 
 
 class Fact(NamedTuple):
-    """Whether two visits that differ in a variable may run in parallel; blocks hold it as text.
+    """Whether two visits that differ in a variable may run in parallel.
+
+    Blocks hold it as [kind, *buffers].
 
     kind : "free", "reduction" or "scatter"
     buffers : names of the buffers in which visits may conflict; () if unknown
@@ -118,8 +119,8 @@ def facts_of(block: Any) -> dict[Any, Fact]:
         if known is None:
             fact = FREE if spatial else Fact("reduction")
         else:
-            said = str(known.get(name, "scatter")) if names[name] == 1 else "scatter"
-            kind, *buffers = re.split(": |, ", said)
+            said = known.get(name) if names[name] == 1 else None
+            kind, *buffers = said or ["scatter"]
             fact = Fact(kind, tuple(buffers))
         out[v.var] = Fact("reduction") if fact == FREE and not spatial else fact
     return out

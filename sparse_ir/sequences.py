@@ -39,7 +39,6 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     iteration_with,
     loads_of,
-    nodes_of,
     stores_of,
     substitute,
 )
@@ -60,27 +59,22 @@ def sequence_of(func: SparseFunc) -> SparseFunc:
 
 
 def without_nest(func: SparseFunc, it: SparseIteration) -> SparseFunc:
-    """The program with the steps of an outermost iteration in its place."""
-    steps = statements_of(it.body)
-    nested = [s for s in steps if isinstance(s, SparseIteration)]
-    if not nested or it.init is not None or "R" in it.kinds:
-        return func
-    if any(nodes_of(SparseIteration, s.init, s.body) for s in nested):
-        return func
-    if not all(isinstance(s, SparseIteration | tirx.BufferStore) for s in steps):
-        return func
-    if any(fact != FREE for fact in parallelizable(func, it)):
+    """The program with the steps of an outermost iteration, of all levels, in its place."""
+    steps = _steps([it])
+    nests = list({x.name: x for around, _ in steps for x in around}.values())
+    if not nests or not all(_is_sequence(func, nest) for nest in nests):
         return func
     places: dict[Any, tuple[Any, list[Any]]] = {}  # what an access has before its own indices
     buffers: list[SparseBuffer] = []
-    private = private_buffers(func, it)
+    private = [private_buffers(func, nest) for nest in nests]
     for buffer in func.buffers:
         missing = [
             (axis, var)
-            for axis, var, _ in it.axis_of()
-            if not all(any(map(var.same_as, x.indices)) for x in accesses_of(it.body, buffer.var))
+            for nest, own in zip(nests, private, strict=True)
+            for axis, var, _ in (nest.axis_of() if buffer.var in own else [])
+            if not all(any(map(var.same_as, x.indices)) for x in accesses_of(nest.body, buffer.var))
         ]
-        if buffer.var in private and buffer.axes is not None and missing:
+        if buffer.axes is not None and missing:
             axes = [*(axis for axis, _ in missing), *buffer.axes]
             name = fresh_name(func, f"{buffer.name}_each")
             var = buffer_var([axis.length for axis in axes], buffer.dtype, name)
@@ -93,15 +87,15 @@ def without_nest(func: SparseFunc, it: SparseIteration) -> SparseFunc:
         return var, [*before, *indices]
 
     out: list[Any] = []
-    for step in steps:
-        names = [*(s.name for s in out), *(s.name for s in nested)]
+    for around, step in steps:
         inner = step
         if not isinstance(step, SparseIteration):
-            name = fresh_name(func, f"{it.name}_step", names)
+            name = fresh_name(func, f"{around[-1].name}_step", [s.name for s in out])
             inner = SparseIteration(None, [], "", name, [], None, step, {})
+        levels = [*around, inner]
         whole = iteration_with(
-            inner, axes=[*it.axes, *inner.axes], kinds=f"{''.join(it.kinds)}{''.join(inner.kinds)}",
-            vars=[*it.vars, *inner.vars],
+            inner, axes=[a for x in levels for a in x.axes],
+            vars=[v for x in levels for v in x.vars], kinds="".join(str(x.kinds) for x in levels),
         )  # fmt: skip
         fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in whole.vars}
         changed = map_expr(whole, access_rules(place))
@@ -113,6 +107,23 @@ def without_nest(func: SparseFunc, it: SparseIteration) -> SparseFunc:
         )
     body = [s for stmt in statements_of(func.body) for s in (out if stmt.same_as(it) else [stmt])]
     return func.replace(body=as_one(body), buffers=buffers)
+
+
+def _steps(its: list[Any]) -> list[tuple[list[Any], Any]]:
+    """The innermost steps of a nest's last iteration, with the iterations around each."""
+    *around, step = its
+    inside = statements_of(step.body) if isinstance(step, SparseIteration) else []
+    if not any(isinstance(s, SparseIteration) for s in inside):
+        return [(around, step)]
+    return [pair for s in inside for pair in _steps([*its, s])]
+
+
+def _is_sequence(func: SparseFunc, nest: SparseIteration) -> bool:
+    """Whether an iteration with others in it is equal to their sequence."""
+    steps = statements_of(nest.body)
+    whole = all(isinstance(s, SparseIteration | tirx.BufferStore) for s in steps)
+    alone = whole and nest.init is None and "R" not in nest.kinds
+    return alone and all(fact == FREE for fact in parallelizable(func, nest))
 
 
 def _with_version(func: SparseFunc, n: int) -> SparseFunc:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import (
     StructureError,
     StructureIndexError,
@@ -16,8 +15,8 @@ from sparsetir.sparse_ir.errors import (
     describe,
 )
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
-from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.tir import size_text
 from sparsetir.sparse_ir.verify_sites import used_variables
 
@@ -60,8 +59,7 @@ class _Checker:
         self.func = func
         self.arguments = arguments
         self.evaluator = Evaluator(func.name)
-        self.computed = computed_parameters(func)
-        self.filled = filled_axes(func)
+        self.known = known(func)
         self.size: dict[str, int] = {}
         self.seen: set[Any] = set()
         for param in func.params:
@@ -98,7 +96,7 @@ class _Checker:
 
     def given(self, handle: Any) -> bool:
         """Whether the caller passes the array of a handle."""
-        return handle is not None and str(handle.name) not in self.computed
+        return handle is not None and str(handle.name) not in self.known.computed
 
     def elements(self, axis: Axis) -> int:
         """The number of positions of an axis."""
@@ -123,7 +121,7 @@ class _Checker:
         if axis.is_merged:
             return
         if axis.parent is None:
-            if not any(str(v.name) in self.computed for v in used_variables(axis.length)):
+            if not any(str(v.name) in self.known.computed for v in used_variables(axis.length)):
                 self.elements(axis)
             return
         indptr_given, indices_given = self.given(axis.indptr), self.given(axis.indices)
@@ -135,7 +133,7 @@ class _Checker:
         handles = tuple(None if h is None else hash(h) for h in (axis.indptr, axis.indices))
         key = (
             handles, axis.kind, axis.idtype, axis.unique, parents, length, size, width,
-            axis.name in self.filled,
+            axis.name in self.known.filled,
         )  # fmt: skip
         if key in self.seen:
             return
@@ -197,7 +195,7 @@ class _Checker:
 
     def check_range(self, axis: Axis, indices: np.ndarray, length: int) -> None:
         """Check that indices are coordinates of the axis, or padding."""
-        lowest = 0 if axis.is_variable or axis.name in self.filled else -1
+        lowest = 0 if axis.is_variable or axis.name in self.known.filled else -1
         if not indices.size or (indices.max() < length and indices.min() >= lowest):
             return
         at = int(((indices >= length) | (indices < lowest)).argmax())

@@ -18,7 +18,6 @@ from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.affine import affine
-from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.exact import (
     SIZES,
     Integer,
@@ -28,6 +27,7 @@ from sparsetir.sparse_ir.exact import (
     most_of,
     type_bounds,
 )
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -40,14 +40,13 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.position_space import PositionSpace
-from sparsetir.sparse_ir.promises import accessed_inside, promises_of
+from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find, scalar_buffer
 from sparsetir.sparse_ir.speculation import any_number, lazy_rules, speculative, total_divisions
 from sparsetir.sparse_ir.tir import as_dtype, conjunction, dtype_of, free_vars, is_one, zero
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.value_domains import counted_steps, made_by_recipes, value_domains
 
 
 @dataclass
@@ -155,17 +154,14 @@ class Translator:
         }
         # Exclusive upper bounds of nonnegative values, by stage-II variable.
         names = {b.var: b.name for b in space.func.buffers}
-        domains = value_domains(space.func).items()
+        self._known = known(space.func)
+        domains = self._known.domains.items()
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
-        axes, made = made_by_recipes(space.func)
-        self._made_axes, self._made = axes, {space.buffers[names[v]] for v in made}
-        self._recipes = computed_parameters(space.func)
-        self._made |= {params[name] for name in self._recipes}
+        arrays, recipes = self._known.arrays, self._known.computed
+        self._made = {space.buffers[arrays[n].name] if n in arrays else params[n] for n in recipes}
         plain = {space.buffers[b.name] for b in space.func.buffers if b.axes is None}
         self._over_axes = {*space.all_buffers()} - plain
-        self._steps = counted_steps(space.func)
         self._names: set[str] = {b.name for b in space.func.buffers}
-        self._inside = accessed_inside(space.func)
         self._found = found_rows(space.func)
         self._bound: dict[Any, Integer] = {}  # the exact values of variables bound in the body
         self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # set by the lowering: finds rows
@@ -260,7 +256,7 @@ class Translator:
 
     def _place(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
         """The index of a row in its part, for a load of such indices in a visited part."""
-        how = {} if buf.handle is None else self._recipes.get(str(buf.handle.name), {})
+        how = {} if buf.handle is None else self._known.computed.get(str(buf.handle.name), {})
         if how.get("recipe") != places_in_tiles.__name__:
             return None
         part, length = None, self._domains.get(self.space.buffers[buf.name])
@@ -304,7 +300,7 @@ class Translator:
         guards: list[Any] = []
         for axis, coord in zip(buf.axes, index, strict=True):
             parents = [by_axis[a.name] for a in axis.ancestors()[:-1]]
-            inside = (buf.name, axis.name) in self._inside
+            inside = (buf.name, axis.name) in self._known.inside
             pos, guard = self._position(axis, coord, parents, guards, scope, inside)
             by_axis[axis.name] = pos
             positions.append(pos)
@@ -426,13 +422,14 @@ class Translator:
         low, high = type_bounds(dtype_of(leaf))
         if leaf not in self._least:
             return low, high
-        return max(low, self._least[leaf]), min(high, SIZES) // self._steps.get(str(leaf.name), 1)
+        step = self._known.steps.get(str(leaf.name), 1)
+        return max(low, self._least[leaf]), min(high, SIZES) // step
 
     def _is_computed(self, coord: Any, scope: Scope) -> bool:
         """Whether an index is computed from results of recipes."""
         used = free_vars(coord)
         axes = {scope.axis_of_var[v].name for v in used if v in scope.axis_of_var}
-        return bool(axes & self._made_axes or used & self._made)
+        return bool(axes & self._known.made_axes or used & self._made)
 
     def _in_range(
         self, coord: Any, length: Any, visited: Axis | None, scope: Scope

@@ -57,16 +57,18 @@ class Problem(NamedTuple):
     """A broken rule.
 
     span : the nearest node in the script, None for a function built by hand
-    text : the problem, with the function's name
+    of : the iteration that the problem is of, or ""
     """
 
     span: Any
-    text: str
+    func: str
+    of: str
+    message: str
 
     def __str__(self) -> str:
-        if self.span is None:
-            return self.text
-        return f"{self.span.source_name.name}:{self.span.line}: {self.text}"
+        where = "" if self.span is None else f"{self.span.source_name.name}:{self.span.line}: "
+        of = f"sp_iter '{self.of}': " if self.of else ""
+        return f"{where}in function '{self.func}': {of}{self.message}"
 
 
 class Declarations(NamedTuple):
@@ -133,9 +135,9 @@ def find_problem(
     rest.append(body_problems(func, known))
     if before is None:
         rest.append(_order(func))
-    for where, message in chain(_declaration_problems(new), *rest):
+    for where, message, of in chain(_declaration_problems(new), *rest):
         span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
-        return Problem(span or func.span, f"in function '{func.name}': {message}")
+        return Problem(span or func.span, func.name, of, message)
     return None
 
 
@@ -155,7 +157,7 @@ def _order(func: SparseFunc) -> Found:
     for it in sparse_iterations(func):
         problem = None if ORDERED in it.annotations else reorderable(func, it)
         if problem is not None:
-            yield Broken(it.span, f"sp_iter '{it.name}': its visits have no order, but {problem}")
+            yield Broken(it.span, f"its visits have no order, but {problem}", it.name)
 
 
 def _repeated(items: Sequence[Any], by_name: Mapping[str, Any]) -> Iterator[Any]:
@@ -303,15 +305,15 @@ def _handle_once(new: Declarations) -> Found:
         buffer.handle is not None for buffer in new.buffers
     ):
         return
-    uses: dict[Any, str] = {}
+    uses: dict[Any, tuple[str, str]] = {}
     for axis in new.func.axes:
         for field in ("indptr", "indices"):
             handle = getattr(axis, field)
             if handle is None:
                 continue
             use = f"the {field} of axis '{axis.name}'"
-            before = uses.setdefault(handle, use)
-            if not before.startswith(f"the {field} "):
+            other, before = uses.setdefault(handle, (field, use))
+            if other != field:
                 yield Broken(
                     axis, f"handle '{handle.name}' is bound twice: to {before} and to {use}"
                 )
@@ -322,10 +324,10 @@ def _handle_once(new: Declarations) -> Found:
         if buffer.handle in uses and not _is_coordinates(new.func, buffer):
             yield Broken(
                 buffer.var.span,
-                f"handle '{buffer.handle.name}' is bound twice: to {uses[buffer.handle]} "
+                f"handle '{buffer.handle.name}' is bound twice: to {uses[buffer.handle][1]} "
                 f"and to {use}",
             )
-        uses[buffer.handle] = use
+        uses[buffer.handle] = "buffer", use
 
 
 def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:

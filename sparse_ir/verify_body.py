@@ -76,9 +76,9 @@ def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
             seen.add(name)
     for site in sites(Site(func, func.body, declared(func), known=right)):
         visits = isinstance(site.stmt, SparseIteration)
-        label = f"sp_iter '{site.stmt.name}': " if visits else ""
+        of = site.stmt.name if visits else ""
         for text in (t for rule in (ITERATION if visits else STATEMENT) for t in rule(site)):
-            yield Broken(getattr(site.stmt, "span", None), f"{label}{text}")
+            yield Broken(getattr(site.stmt, "span", None), text, of)
 
 
 # Iterations: the problems, without the name of the iteration

@@ -29,10 +29,11 @@ NESTED = ("init", "body", "then_case", "else_case")
 
 
 class Broken(NamedTuple):
-    """A breach of a rule: its place (an axis or a span) and the problem."""
+    """A breach of a rule: its place (an axis or a span), the problem, and its iteration."""
 
     where: Any
     message: str
+    of: str = ""
 
 
 Found = Iterator[Broken]

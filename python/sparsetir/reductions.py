@@ -15,11 +15,13 @@ class Combine:
     """An associative operator that combines two values.
 
     symbol : "+" or "*"; for an extremum, the comparison by which a term replaces the current value
+    ufunc : NumPy's name of the operator
     identity : the neutral value; for integers, the least or greatest replaces an infinity
     atomic : types that a GPU combines atomically; in 16 bits each addition would be rounded
     """
 
     symbol: str
+    ufunc: str
     identity: float
     atomic: tuple[str, ...] = ()
 
@@ -31,10 +33,10 @@ class Combine:
 
 # By the names of reductions in iterations.
 COMBINES = {
-    "sum": Combine("+", 0, ("float32", "float64", "int32")),
-    "product": Combine("*", 1),
-    "max": Combine(">", float("-inf"), ("float32", "int32")),
-    "min": Combine("<", float("inf"), ("float32", "int32")),
+    "sum": Combine("+", "add", 0, ("float32", "float64", "int32")),
+    "product": Combine("*", "multiply", 1),
+    "max": Combine(">", "maximum", float("-inf"), ("float32", "int32")),
+    "min": Combine("<", "minimum", float("inf"), ("float32", "int32")),
 }
 
 

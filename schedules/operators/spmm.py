@@ -20,9 +20,6 @@ from sparsetir.schedules.operators.problems import (
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.script.writer import Writer
 
-# By the symbols of COMBINES.
-COMBINED = {"+": np.add, "*": np.multiply, ">": np.maximum, "<": np.minimum}
-
 
 @memoized
 def program(problem: Product) -> SparseFunc:
@@ -94,7 +91,7 @@ def _each_row(reduce: str, pattern: CsrPattern, values: np.ndarray, b: np.ndarra
 def _reduced(reduce: str, terms: np.ndarray, indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Terms (nnz, width) reduced in each of some rows, none of which is empty."""
     reducer, shift = REDUCERS[reduce], np.zeros(())
-    combined = COMBINED[COMBINES[reducer.combine].symbol].reduceat
+    combined = getattr(np, COMBINES[reducer.combine].ufunc).reduceat
     if reducer.steps is None:
         return combined(terms, indptr[rows], axis=0)
     if reducer.steps.shift:

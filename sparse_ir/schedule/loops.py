@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import WORKERS
-from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import block_name, fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -25,7 +25,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.verify import verify
+from sparsetir.sparse_ir.verify import find_problem
 from sparsetir.sparse_ir.workers import divided
 
 # Bound of the number of parts (more would need gigabytes of offsets), and of visits per tile.
@@ -339,14 +339,10 @@ def replaced(
     grown = {name: [*getattr(func, name), *new] for name, new in more.items() if new}
     out = func.replace(**grown, body=body)
     declare_more(out, func, **more)
-    try:
-        if trusted:
-            verify(out, beside, func)
-        else:
-            verify(out)
-    except IllFormedError as err:
-        reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
-        raise ScheduleError(f"{caller}: {reason}\n{show(it)}") from None
+    problem = find_problem(out, known=beside, before=func) if trusted else find_problem(out)
+    if problem is not None:
+        reason = problem.message if problem.of == it.name else problem
+        raise ScheduleError(f"{caller}: {reason}\n{show(it)}")
     return out
 
 

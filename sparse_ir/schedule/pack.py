@@ -23,6 +23,7 @@ from tvm import ir
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import COMPUTED
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -34,12 +35,11 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
-from sparsetir.sparse_ir.promises import accessed_inside, with_fact
+from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.recipes.general import packed
 from sparsetir.sparse_ir.schedule.loops import SparseIterationRef, change_in, changed
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
-from sparsetir.sparse_ir.value_domains import value_domains
 
 NAME = "pack"
 
@@ -87,11 +87,11 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
         )
     assert table is not None and table.axes is not None and table.handle is not None
     over = [axes_of.get(i) if isinstance(i, ir.Var) else None for i in at.indices]
-    inside = {axis for name, axis in accessed_inside(func) if name == table.name}
+    inside = {axis for name, axis in known(func).inside if name == table.name}
     trusted = inside == {a.name for a in table.axes}
     if not trusted and [a and a.name for a in over] != [a.name for a in table.axes]:
         refuse(f"expected '{table.name}' at coordinates of its axes, got {list(at.indices)}")
-    if not structural_equal(value_domains(func).get(table.var), values.var.ty.shape[0]):
+    if not structural_equal(known(func).domains.get(table.var), values.var.ty.shape[0]):
         refuse(f"expected '{table.name}' to be known to hold positions of '{buffer}'")
     name = fresh_name(func, f"{buffer}_packed")
     handle = ir.Var(fresh_name(func, name.lower()), ir.PointerType(ir.PrimType("void")))

@@ -76,6 +76,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -84,8 +85,6 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     sparse_iterations,
 )
-from sparsetir.sparse_ir.position_space import counted_axes
-from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.recipes.general import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
 from sparsetir.sparse_ir.schedule.loops import Change, Loop, SpIter, change_of
@@ -210,17 +209,17 @@ class _Positions(ElementOrder):
         coordinates: list[Any] = []
         stored: list[Any] = []
         position: Any = self.var
-        filled, counted = filled_axes(self.func), counted_axes(self.func)
+        facts = known(self.func)
         for level, axis in enumerate(reversed(self.path)):
             coordinate = as_dtype(position, axis.idtype)
-            if axis.is_sparse and axis.name not in counted:
+            if axis.is_sparse and axis.name not in facts.counted:
                 over = self.positions
                 if level:
                     over = self.dense(f"{axis.name}_all", slots_of(self.path[:-level], self.idtype))
                 places = [*self.table_axes[:-1], over]
                 table = self.bound(f"{axis.name}_at", places, axis.indices, axis.idtype)
                 coordinate = load(table, *self.here[:-1], position)
-                if axis.name not in filled:
+                if axis.name not in facts.filled:
                     stored.insert(0, coordinate >= 0)
             coordinates.insert(0, coordinate)
             if axis.is_sparse:

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
-from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.legal import for_dependences
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -19,7 +19,6 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
-from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import (
     add_guards,
     factors_of,
@@ -232,12 +231,12 @@ class _Result(Steps):
 
     def _is_finite(self, factor: Any) -> bool:
         """Whether a factor is known to be neither NaN nor infinite."""
-        computed = computed_parameters(self.func)
+        recipes = known(self.func).recipes
         read = [b.handle for b in self.func.buffers if loads_of(factor, b.var)]
         names = [None if handle is None else str(handle.name) for handle in read]
-        known = all(n in computed and facts_of(computed[n]["recipe"]).finite for n in names)
+        finite = all(n in recipes and recipes[n].finite for n in names)
         is_load = isinstance(factor, ir.TensorLoad) and bool(names)
-        return isinstance(factor, tirx.FloatImm) or is_load and known
+        return isinstance(factor, tirx.FloatImm) or is_load and finite
 
     def _wide(self, expr: Any) -> Any:
         """An expression of the body in the workspace's type, with the workspace as the result."""

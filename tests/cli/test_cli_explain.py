@@ -83,8 +83,8 @@ def test_a_program_on_a_graph(explain, tmp_path):
     page = (tmp_path / "page.html").read_text()
     balance = Balance()
     balance.feed(page)
-    # As it was written, II, II scheduled, III, source.
-    assert not balance.open and balance.tags.count("details") == 5
+    # As it was written, facts, II, II scheduled, III, source.
+    assert not balance.open and balance.tags.count("details") == 6
     assert "C[i, k] + A[i, j] * B[j, k]" in page and "<script" not in page
     assert "## Roofline\n" in (tmp_path / "page.md").read_text()
 

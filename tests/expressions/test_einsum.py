@@ -15,6 +15,7 @@ import sparsetir
 from pairs import by_turns
 from refusals import refusals
 from sparsetir import SparseMatrix, SparseTensor, einsum, ops
+from sparsetir.expressions import traced
 from sparsetir.expressions.assignments import assignments
 from sparsetir.expressions.contraction import contracted, may_be_contracted
 from sparsetir.expressions.einsum import einsum_program
@@ -897,11 +898,30 @@ def test_compiled_functions_have_one_graph_or_break_it_once(row):
         torch.testing.assert_close(result, want)
 
 
+def test_compiled_functions_keep_formats(monkeypatch):
+    """Shapes are inferred for each call, and leave its options as they are."""
+    taken = []
+
+    def evaluated(*args, **options):
+        taken.append(options["formats"])
+        return einsum_of_arrays(*args, **options)
+
+    einsum_of_arrays = traced.evaluated
+    monkeypatch.setattr(traced, "evaluated", evaluated)
+    _, A = array((7, 6), "some", np.random.default_rng(0), True)
+    call = torch.compile(
+        lambda A, X: einsum("ij,jk->ik", A, X, formats={"A0": "csc"}), backend="eager"
+    )
+    call(A, torch.rand(6, 4, dtype=torch.float64))
+    assert taken == [{"A0": "csc"}]
+
+
 @pytest.mark.slow
 def test_operator_of_compiled_functions():
     """Inputs as torch's tests want them; other matrices and sizes use the same graph."""
     X, Y = (torch.rand(n, 4, dtype=torch.float64, requires_grad=True) for n in (6, 5))
-    call = "sum\nplus_times\nTrue\n\ndense dense\n\nij,kj->ik"
+    options = {"reduce": "sum", "semiring": "plus_times", "formats": None, "optimize": True}
+    call = repr(("ij,kj->ik", [("dense", 1), ("dense", 1)], [], options))
     torch.library.opcheck(einsum_op, (call, [X, Y], [], []))
     count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()

@@ -14,6 +14,7 @@ from small import small
 from sparsetir.schedules.operators import edge_attention
 from sparsetir.sparse_ir.gradient import gradient
 from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.sequences import sequence_of
 
 SOFTMAX = """
 with T.sp_iter([I, J], "SR", "top") as [i, j]:
@@ -127,6 +128,44 @@ def test_the_programs_of_operators():
         named = {**arrays, **sizes, **pattern, f"grad_{wrt}": np.full(right.shape, np.nan)}
         built(derived, {str(p.name): named[str(p.name)] for p in derived.params})
         np.testing.assert_allclose(named[f"grad_{wrt}"], right, rtol=1e-12, atol=1e-14)
+
+
+def test_nests_of_all_levels():
+    """Values of a visit of rows, and of one of heads in it, which are nested in each other."""
+    body = """
+with T.sp_iter([I], "S", "rows") as [i]:
+    SCALE[()] = X[i] * X[i]
+    with T.sp_iter([K], "S", "heads") as [k]:
+        with T.sp_iter([J], "R", "total") as [j]:
+            with T.init():
+                TOTAL[()] = T.float64(0)
+            TOTAL[()] = TOTAL[()] + A[i, j] * U[j, k]
+        SQUARE[()] = TOTAL[()] * TOTAL[()] * SCALE[()]
+        with T.sp_iter([J], "S", "weigh") as [j]:
+            W[i, j, k] = A[i, j] * SQUARE[()]
+"""
+    names = "SCALE", "TOTAL", "SQUARE"
+    local = [f'{x} = T.alloc_sparse_buffer((), "float64", "local")\n' for x in names]
+    func = small(
+        "nested", "".join(local) + body, dtype="float64", A="I J", U="N K", X="I", W="I J K"
+    )
+    assert [str(x.name) for x in sparse_iterations(sequence_of(func))] == [
+        "rows_step", "total", "heads_step", "weigh"
+    ]  # fmt: skip
+    coords = rows_of("mixed")
+    arrays = drawn(6, a=len(coords), u=(5, 3), x=4)
+    case = Case(func, arrays, ("w", (len(coords), 3)), coords, ("a", "w"))
+    weights = np.random.default_rng(5).standard_normal(case.out[1])
+    a, u, x = (torch.tensor(v, requires_grad=True) for v in arrays.values())
+    ij = torch.tensor(coords.T.copy())
+    total = torch.zeros(4, 3, dtype=a.dtype).index_add(0, ij[0], a[:, None] * u[ij[1]])
+    result = a[:, None] * (total * total * x[:, None] ** 2)[ij[0]]
+    np.testing.assert_allclose(case.forward(), result.detach(), rtol=1e-12, atol=1e-14)
+    exact = torch.autograd.grad(result, (a, u, x), torch.tensor(weights))
+    for wrt, right in zip("aux", exact, strict=True):
+        for run in (sparsetir.interpret, built):
+            got = case.gradient(wrt, weights, run, transpose=wrt != "u")
+            np.testing.assert_allclose(got, right, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("update", ["Y[i] * Y[i]", "T.max(Y[i], T.float64(0))", "Y[i] + Y[i]"])
@@ -269,7 +308,7 @@ gradient(steps("Y[i] = Y[i] + A[i, j]", "Z[i] = Y[i]"), "a", keep=["X"])
 gradient(steps("Y[i] = Y[i] + A[i, j]", "Z[i] = Y[i]"), "a", keep="Y")
     # ValueError: argument 'keep': expected a collection of names among ['y', 'Y'], got 'Y'
 gradient(steps("Y[i] = T.max(Y[i], T.exp(A[i, j]))", "Z[i] = Y[i]", INIT + "X[i]"), "a", keep=["Y"])
-    # ValueError: argument 'keep': expected a collection of names among [], got ['Y']
+    # ValueError: argument 'keep': expected (), as nothing that 'steps' writes can be kept, got
 gradient(steps("Y[i] = Y[i] + A[i, j] * Z[i]", "Z[i] = Y[i]"), "a")
     # ValueError: 'first' reads 'Z', which 'second' writes; expected iterations that read parameters
 gradient(steps(MAX, "Z[i] = Y[i]"), "a")

@@ -21,14 +21,14 @@ def lowered(name: str) -> Any:
     return sparsetir.lower_sparse_iter(PROGRAMS[name].make("float32", "int32"))
 
 
-def facts(func: Any) -> dict[str, dict[str, str]]:
+def facts(func: Any) -> dict[str, dict[str, list[str]]]:
     """The race facts of each block, by its name."""
-    by_block: dict[str, dict[str, str]] = {}
+    by_block: dict[str, dict[str, list[str]]] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, s_tir.SBlock) and RACES in node.annotations:
             races = node.annotations[RACES]
-            by_block[str(node.name_hint)] = {str(k): str(v) for k, v in races.items()}
+            by_block[str(node.name_hint)] = {str(k): [*v] for k, v in races.items()}
 
     walk(func.body, visit)
     return by_block
@@ -43,7 +43,7 @@ def schedule(name: str) -> Any:
 
 
 def test_facts_of_spmm() -> None:
-    want = {"spmm0": {"vi": "free"}, "spmm1": {"vj": "reduction: C", "vk": "free"}}
+    want = {"spmm0": {"vi": ["free"]}, "spmm1": {"vj": ["reduction", "C"], "vk": ["free"]}}
     func = lowered("spmm")
     assert facts(func) == want
     again = tvm.ir.load_json(tvm.ir.save_json(func))
@@ -137,7 +137,7 @@ BEGUN = {
 def test_which_workspaces_are_private(name: str) -> None:
     start, private = BEGUN[name]
     func = sparsetir.from_source(IN_TILES.format(body=start + SUM + WRITE))
-    fact = "free" if private else "scatter: W"
+    fact = ["free"] if private else ["scatter", "W"]
     assert facts(sparsetir.lower_sparse_iter(func))["tile0"]["vo"] == fact
 
 
@@ -146,17 +146,17 @@ def halves(x: TIR.Buffer((8,), "float32"), y: TIR.Buffer((8,), "float32")):
     for i in range(8):
         with TIR.sblock("half"):
             vi = TIR.axis.spatial(4, i // 2)
-            TIR.sblock_attr({"sparsetir.races": {"vi": "free"}})
+            TIR.sblock_attr({"sparsetir.races": {"vi": ["free"]}})
             x[vi] = TIR.float32(1)
     for i, j in TIR.grid(4, 4):
         with TIR.sblock("halo"):
             vi = TIR.axis.spatial(7, i + j)
-            TIR.sblock_attr({"sparsetir.races": {"vi": "free"}})
+            TIR.sblock_attr({"sparsetir.races": {"vi": ["free"]}})
             y[vi] = TIR.float32(1)
     for i, j in TIR.grid(4, 4):
         with TIR.sblock("again"):
             vj = TIR.axis.spatial(4, j)
-            TIR.sblock_attr({"sparsetir.races": {"vj": "free"}})
+            TIR.sblock_attr({"sparsetir.races": {"vj": ["free"]}})
             y[vj] = TIR.float32(2)
 
 

@@ -6,6 +6,7 @@ runs. Where the operator is not supported, as for sparse results, the graph brea
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -40,48 +41,44 @@ def traced(
     """A call of einsum in a graph: the operator, or a graph break."""
     options = {"reduce": reduce, "semiring": semiring, "formats": formats, "optimize": optimize}
     parts = [_parts(x) for x in (*operands, *by_name.values())]
-    named = all(isinstance(x, str) for x in (text, reduce, semiring, *(formats or {}).values()))
+    words = text, reduce, semiring, *(formats or {}).values()
+    named = all(isinstance(x, str) for x in words) and isinstance(optimize, (bool, str))
     dense = like is None and format is None and out is None
     plain = any(isinstance(x, Tensor) for x in (*operands, *by_name.values()))
     if not (named and dense and plain) or any(part is None for part in parts):
         return untraced(text, *operands, like=like, format=format, out=out, **options, **by_name)
-    kinds = [part[0] for part in parts]
-    tensors, sizes, numbers = ([x for part in parts for x in part[n]] for n in (1, 2, 3))
-    pairs = [f"{name}={kind}" for name, kind in (formats or {}).items()]
-    names = ["", *by_name][1:]
-    lists = " ".join(pairs), " ".join(kinds), " ".join(names)
-    words = reduce, semiring, str(optimize), *lists, text
-    return einsum_op("\n".join(words), tensors, sizes, numbers)
+    kinds, tensors, sizes, numbers = ([x for part in parts for x in part[n]] for n in range(4))
+    options["formats"] = dict(formats) if formats else None
+    # Operators of torch take no dicts: the text of one, which is read as Python's literals are.
+    return einsum_op(repr((text, kinds, [*by_name], options)), tensors, sizes, numbers)
 
 
 def _parts(x: Any) -> Any:
-    """Split an operand into kind, tensors, sizes and numbers; None if it is unsupported."""
+    """Split an operand into kind, tensors, sizes and numbers; None if it is unsupported.
+
+    The kind, in a list, is the name of a number's type, or a name and the number of tensors.
+    """
     x = x.operand if isinstance(x, Prepared) else x
     if type(x) in NUMBERS:
-        return NUMBERS[type(x)], [], [], [x]
+        return [(NUMBERS[type(x)], 0)], [], [], [x]
     if isinstance(x, Tensor):
-        return ("dense", [x], [], []) if x.layout == torch.strided else None
+        return ([("dense", 1)], [x], [], []) if x.layout == torch.strided else None
     if isinstance(x, Matrix):
-        values = [] if x.values is None else [x.values]
-        return f"matrix{len(values)}", [x.rowptr, x.col, *values], [x.m, x.n], []
+        arrays = [x.rowptr, x.col] if x.values is None else [x.rowptr, x.col, x.values]
+        return [("matrix", len(arrays))], arrays, [x.m, x.n], []
     if not isinstance(x, SparseTensor):
         return None
     known = x.pattern.__dict__  # avoids computing cached properties
     kind = "coords" if "coords" in known else "csr"
     at = known["coords"] if kind == "coords" else (known["indptr"], known["columns"])
     tensors = [torch.as_tensor(a) for a in (x.values, *at)]
-    return f"{kind}:{len(tensors)}", tensors, [*x.pattern.shape], []
+    return [(kind, len(tensors))], tensors, [*x.pattern.shape], []
 
 
 @lru_cache(MOST_KEPT)
-def _read(call: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
+def _read(call: str) -> tuple[str, list[tuple[str, int]], list[str], dict[str, Any]]:
     """The text, kinds of operands, names of the last ones, and options of an encoded call."""
-    reduce, semiring, order, formats, kinds, names, text = call.split("\n", 6)
-    optimize = {"True": True, "False": False}.get(order, order)
-    pairs = dict(pair.split("=") for pair in formats.split())
-    options: dict[str, Any] = {"reduce": reduce, "semiring": semiring, "formats": pairs or None}
-    options["optimize"] = optimize
-    return text, kinds.split(), names.split(), options
+    return literal_eval(call)
 
 
 def _given(
@@ -91,24 +88,23 @@ def _given(
     _, kinds, names, _ = _read(call)
     arrays, lengths, scalars = iter(tensors), iter(sizes), iter(numbers)
     operands: list[Operand] = []
-    for kind in kinds:
+    for kind, count in kinds:
         if kind in NUMBERS.values():
             (make,) = (k for k, name in NUMBERS.items() if name == kind)
             operands.append(read("einsum", "operands", make(next(scalars))))
         elif kind == "dense":
             operands.append(read("einsum", "operands", next(arrays)))
-        elif kind.startswith("matrix"):
+        elif kind == "matrix":
             rowptr, col, shape = next(arrays), next(arrays), (next(lengths), next(lengths))
-            values = next(arrays) if kind == "matrix1" else None
+            values = next(arrays) if count == 3 else None
             matrix = Matrix(rowptr, col, *shape, values)
             dtype = "float32" if values is None else name_of(values)
             fake: Any = Operand(values, shape, dtype, _NOWHERE)
             operands.append(read("einsum", "operands", matrix) if real else fake)
         else:
-            name, count = kind.split(":")
-            values, *at = (next(arrays) for _ in range(int(count)))
-            shape = tuple(next(lengths) for _ in range(2 if name == "csr" else len(at)))
-            pattern = _pattern(at, shape, name == "csr") if real else _NOWHERE
+            values, *at = (next(arrays) for _ in range(count))
+            shape = tuple(next(lengths) for _ in range(2 if kind == "csr" else len(at)))
+            pattern = _pattern(at, shape, kind == "csr") if real else _NOWHERE
             operands.append(Operand(values, shape, name_of(values), pattern))
     first = len(kinds) - len(names)
     return operands[:first], dict(zip(names, operands[first:], strict=True))
@@ -178,8 +174,7 @@ def _fake(
     operands, by_name = _given(call, tensors, sizes, numbers, False)
     text, _, _, options = _read(call)
     text, known = operands_of("einsum", text, operands, by_name)
-    options["formats"] = ()
-    statement, dtype, _ = typed("einsum", text, known, Options(**options))
+    statement, dtype, _ = typed("einsum", text, known, Options(**{**options, "formats": ()}))
     sizes_by_index = sizes_of("einsum", statement, {n: x.shape for n, x in known.items()})
     shape = [sizes_by_index[n] for n in statement.result.plain]
     return tensors[0].new_empty(shape, dtype=torch_dtype(dtype))

@@ -426,8 +426,8 @@ class Expression:
         """The expression of an :func:`edge_product`."""
         x, weights, *bias = args
         size: Any = shape_of(x)[1]
-        fields = self._edge(x, [-size]), self._read(weights, "all", 0, [-size, *axes])
-        text = "@".join(field.strip("{}") for field in fields).join("{}")
+        vector = self._operand(x, "edge", GIVEN, [-size])
+        text = self._read(weights, "all", 0, [-size, *axes], vector)
         return f"({text} + {self._read(bias[0], 'all', 0, axes)})" if bias else text
 
     def _node(self, index: fx.Node, count: Size) -> tuple[str, int]:
@@ -445,20 +445,29 @@ class Expression:
     def _edge(self, node: fx.Node, axes: Sequence[int | None]) -> str:
         return self._read(node, "edge", GIVEN, axes)
 
-    def _read(self, node: fx.Node, at: str, number: int, axes: Sequence[int | None]) -> str:
+    def _read(self, *operand: Any) -> str:
+        """The expression of an :meth:`_operand`."""
+        return f"{{{self._operand(*operand)}}}"
+
+    def _operand(
+        self, node: fx.Node, at: str, number: int, axes: Sequence[int | None],
+        times: int | None = None,
+    ) -> int:  # fmt: skip
+        """The number of an operand, which is new unless one reads the same."""
         if not is_float(node, (torch.bool, *DTYPES)):
             raise Stored(node)
         dtype: Any = dtype_of(node)
         if dtype == torch.float64:
             self.dtype = dtype
-        operand = Operand(at, number, tuple(axes), DTYPES.get(dtype, "float32"))  # for bools
+        stored = DTYPES.get(dtype, "float32")  # for bools
+        operand = Operand(at, number, tuple(axes), stored, times)
         for n, (tensor, other) in enumerate(zip(self.tensors, self.operands, strict=True)):
             if tensor is node and other == operand:
-                return f"{{{n}}}"
+                return n
         self.tensors.append(node)
         self.operands.append(operand)
         self.orders.append(self.stored.get(node) if at == "edge" else None)
-        return f"{{{len(self.operands) - 1}}}"
+        return len(self.operands) - 1
 
     def finished(self, text: str) -> Finished:
         """Combine an expression of :meth:`of` with the tensors and indices that it reads."""

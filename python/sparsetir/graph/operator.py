@@ -475,8 +475,7 @@ def clear(values: Tensor, rows: Tensor) -> Tensor:
 
 def _operator(schema: str, run: Callable[..., Tensor], fake: Any) -> Callable[..., Tensor]:
     """Register a torch operator by its schema."""
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    name = LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"sparsetir::{name}", fake, lib=LIBRARY)
     return getattr(torch.ops.sparsetir, name).default

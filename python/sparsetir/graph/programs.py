@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from string import Formatter
 from typing import Any
 
 from tvm.error import DiagnosticError
@@ -44,21 +43,22 @@ class Operand:
     axes : for each further dimension its loop over features; None for dimensions of size 1, which
         have no loop; -n for the n numbers that a product sums over
     dtype : its type in memory
+    times : the operand, a vector, that this small matrix is multiplied by
     """
 
     at: str
     number: int
     axes: tuple[int | None, ...]
     dtype: str = "float32"
+    times: int | None = None
 
 
 @dataclass(frozen=True)
 class Program:
     """A region's expression and its reduction: all that its kernel depends on.
 
-    expression : text for an edge, in stage I, with {n} for the value read from operand n, {n@l} for
-        the product of a vector, operand n, and a small matrix, operand l, and {numbers} for the
-        type of constants, that of the computation
+    expression : text for an edge, in stage I, with {n} for the value read from operand n or, if it
+        is a matrix, its product, and {numbers} for the type of constants, that of the computation
     operands : by number
     result : axes of the result, like those of operands
     loops : the size of each loop over features that the kernel is compiled for, None for any size
@@ -113,19 +113,19 @@ class Program:
             _, at = self._place(n, self.operands[n], n in permuted, term)
             return write.load(f"X{n}", at, self.dtype)
 
-        def product(field: str) -> str:
-            vector, matrix = map(int, field.split("@"))
+        def value(n: int) -> str:
+            vector = self.operands[n].times
+            if vector is None:
+                return read(n)
             terms = range(-min(a for a in self.operands[vector].axes if a is not None))
-            return f"({' + '.join(f'{read(vector, t)} * {read(matrix, t)}' for t in terms)})"
+            return f"({' + '.join(f'{read(vector, t)} * {read(n, t)}' for t in terms)})"
 
-        fields = {str(field) for _, field, *_ in Formatter().parse(self.expression)}
-        products = {field: product(field) for field in fields if "@" in field}
-        reads = map(read, range(len(self.operands)))
+        values = map(value, range(len(self.operands)))
         first = [("I", "i")] if self.reduce else [("I", "i"), ("J", "j")]
         result, places = zip(*first, *features(self.result), strict=True)
         write.buffer("out", result, self.stored)
         out = write.load("OUT", places)
-        term = filled(self.expression, *reads, dtype=self.dtype, **products)
+        term = filled(self.expression, *values, dtype=self.dtype)
         lines = [f"{out} = {cast(term, self.dtype, self.stored)}"]
         if self.reduce or self.summed:
             lines = reduced(self.reduce or "sum", out, term, self.dtype, self.stored)
@@ -253,9 +253,9 @@ def layout(
     return write.text([*arrays, "m", *_open(sizes)])
 
 
-def filled(formula: str, *arguments: str, dtype: str | None = None, **fields: str) -> str:
+def filled(formula: str, *arguments: str, dtype: str | None = None) -> str:
     """A formula with its arguments, and with the type of constants unless `dtype` is None."""
-    return formula.format(*arguments, numbers=f"T.{dtype}" if dtype else "{numbers}", **fields)
+    return formula.format(*arguments, numbers=f"T.{dtype}" if dtype else "{numbers}")
 
 
 def _open(sizes: Sequence[int | None]) -> list[str]:

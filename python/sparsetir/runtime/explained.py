@@ -24,6 +24,7 @@ from sparsetir.runtime.texts import Section, as_html, as_markdown, as_text, many
 from sparsetir.schedules.loop_shapes import loop_shapes
 from sparsetir.schedules.targets import TargetLike, resolve_target
 from sparsetir.sparse_ir import legal
+from sparsetir.sparse_ir.known import known
 from sparsetir.sparse_ir.nodes import (
     Axis,
     PartAxis,
@@ -231,7 +232,7 @@ def _sections(facts: Facts, kernel: Kernel, program: SparseFunc) -> list[Section
         Section("Loops", orders, heads, rows),
         _schedule_section(facts),
         Section("Roofline", [] if machine else [NOT_KNOWN], rows=machine),
-        Section("Stages", folded=[*texts[1:], source]),
+        Section("Stages", folded=[("facts", str(known(kernel.stages["I"]))), *texts[1:], source]),
         Section("Made by", [by]),
     ]
 

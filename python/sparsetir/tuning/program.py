@@ -45,6 +45,7 @@ class ProgramTask(Case):
         check starts from the contents of outputs
     schedule : `schedule(sch, config)`; None for the one that is derived from the program
     target, threads : those of :func:`sparsetir.tune`
+    op : the operator that the function is of; "" for a program of a user's
 
     Expected outputs come from the interpreter if it is fast enough, or else from the kernel of
     the default schedule, which property tests compare with the interpreter. If they do not depend
@@ -56,6 +57,7 @@ class ProgramTask(Case):
     schedule: ScheduleRef | None = None
     target: TargetLike = "llvm"
     threads: int = 1
+    op: str = ""
     _kernels: dict[Config, tuple[Kernel, float]] = field(default_factory=dict, init=False)
     _placed: dict[str, Any] = field(default_factory=dict, init=False)  # on the device
 
@@ -121,7 +123,7 @@ class ProgramTask(Case):
         """A line for people; name : the name of the data."""
         sizes = ", ".join(f"{n}={x:,g}" for n, x in self.traits().items())
         on = f" on {name}" if name else ""
-        return ", ".join([f"{self.program.name}{on} ({sizes})", *thread_text(self)])
+        return ", ".join([f"{self.op or self.program.name}{on} ({sizes})", *thread_text(self)])
 
     # -- measured -------------------------------------------------------------------------------
 

@@ -24,15 +24,7 @@ from sparsetir.runtime.file_errors import write_whole
 from sparsetir.runtime.texts import WIDTH, Section, aligned, as_html, duration, many, memory, micros
 from sparsetir.schedules.template import Choices
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.tuning.tuned import (
-    Search,
-    Trial,
-    Tuned,
-    TunedPlan,
-    TunedProgram,
-    TunedSparse,
-    seconds,
-)
+from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram, TunedSparse, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +99,7 @@ def table(tuned: Search, *, graph: str = "", records: object = None) -> str:
     graph : the data's name; records : the file of the record, for the last line
     """
     best = ranked(tuned)
-    lines = [_title(tuned, graph), _headline(tuned, best), ""]
+    lines = [tuned.task.title(graph), _headline(tuned, best), ""]
     if best:
         shown = [[*row[:-3], row[-1]] for row in (HEADS, *_rows(tuned, best))]
         lines += [*aligned(shown, right=True), ""]
@@ -131,18 +123,10 @@ def write_report(tuned: Search, path: Path | str, *, graph: str = "") -> Path:
     """
     need("write_report", "matplotlib", "tune")
     path = Path(path)
-    text = as_html(_title(tuned, graph), _sections(tuned, graph))
+    text = as_html(tuned.task.title(graph), _sections(tuned, graph))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
     return path
-
-
-def _title(tuned: Search, graph: str) -> str:
-    """A line that says what was tuned; an operator's program has another name than the operator."""
-    text = tuned.task.title(graph)
-    if isinstance(tuned, TunedPlan):
-        text = tuned.key.op + text.removeprefix(tuned.task.program.name)
-    return text
 
 
 def _wrapped(text: str) -> list[str]:

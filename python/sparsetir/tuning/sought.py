@@ -62,7 +62,7 @@ def operator_search(
     known = {n: known[n] for p in program.params if (n := str(p.name)) in known}
     arguments = bound_arguments(program, known, rng=np.random.default_rng(0))
     schedule = ScheduleRef.of(template.apply)
-    task = ProgramTask(program, arguments, schedule, wanted.target, wanted.threads)
+    task = ProgramTask(program, arguments, schedule, wanted.target, wanted.threads, key.op)
     return TunedPlan(task, key, [], default, request=request), space, [default]
 
 
