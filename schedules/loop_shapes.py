@@ -13,11 +13,11 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.consecutive_parts import CONSECUTIVE
 from sparsetir.schedules.passes.nests import is_offset_of, wide_indices
-from sparsetir.schedules.passes.vectorize_innermost import TILE
-from sparsetir.schedules.passes.vectorize_reductions import VISITS
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.reduction import add_guards, reduction_of, split_guards
 from sparsetir.sparse_ir.tir import dtype_of, free_vars, values_of
+
+TILES = re.compile(r"_tile_(\d+(?:_\d+)*)$")
 
 
 def loop_shapes(lowered: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> dict[str, str]:
@@ -55,10 +55,11 @@ def _shape(name: str, scheduled: tirx.PrimFunc) -> str:
     if not lanes:
         return ""
     widest = max(int(x.extent) for x in lanes)
-    tiles = sorted({tuple(map(int, b.annotations[TILE])) for b in blocks if TILE in b.annotations})
+    matches = (TILES.search(b.name_hint) for b in blocks)
+    tiles = sorted({tuple(map(int, m[1].split("_"))) for m in matches if m})
     sums = ", ".join(" + ".join(map(str, tile)) for tile in tiles)
     parts = [f"tiles of {sums} in registers"] if tiles else []
-    if any(VISITS in b.annotations for b in blocks):
+    if any(b.name_hint.endswith("_group") for b in blocks):
         parts.append("the lanes of several elements added up together")
     return "; ".join(parts if tiles else [*parts, f"vectors of at most {widest} lanes"])
 

@@ -74,8 +74,6 @@ STRAIGHT = 4  # terms of a sum in such rows as straight-line code
 FAR = 8
 MANY_TERMS = 16  # the least terms of a block for which rereading and writing result rows pays
 MOST_NESTS = 4  # the most nests of a function with versions by size
-# On a block: the widths of its vectors in registers.
-TILE = "sparsetir.tile"
 
 
 class SizeRange(NamedTuple):
@@ -625,9 +623,9 @@ class _Nest:
         body = substitute(add_guards(tests, body), rows[0])
         body = self._outside(body)
         buffers = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
-        name, accs = f"{self.block.name_hint}_tile", [acc for *_, acc in parts]
-        how = {TILE: [width for _, width in places]}
-        block = s_tir.SBlock([], [], [], name, body, alloc_buffers=accs, annotations=how)
+        widths = (str(width) for _, width in places)
+        name = "_".join([f"{self.block.name_hint}_tile", *widths])
+        block = s_tir.SBlock([], [], [], name, body, alloc_buffers=[acc for *_, acc in parts])
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, buffers)
         block = block_with(block, reads=reads, writes=writes)
         return s_tir.SBlockRealize([], True, block)

@@ -85,7 +85,6 @@ FEW = 4  # visits of a loop that are unrolled
 COUNTS = (TOGETHER, 4, 3, 2)  # vectors up to which an unknown size has a version, descending
 OTHERS = 4  # the most loops besides reductions in a loop with versions
 RAGGED_LANES = 8  # the most for ragged rows: in graphs most rows are shorter than longer vectors
-VISITS = "sparsetir.visits"  # on a block: the number of visits whose lanes are reduced together
 
 
 def vectorize_reductions(
@@ -477,9 +476,8 @@ def _grouped(
         value = reduction.added(visit(n, held), total)
         indices = [visit(n, i) for i in store.indices]
         body.append(tirx.BufferStore(store.buffer, value, indices))
-    name, body = f"{realize.block.name_hint}_group", as_one(body)
     block = s_tir.SBlock(
-        [], [], [], name, body, alloc_buffers=[parts, sums], annotations={VISITS: group}
+        [], [], [], f"{realize.block.name_hint}_group", as_one(body), alloc_buffers=[parts, sums]
     )
     sources = {r.source: r.source for r in [*realize.block.reads, *realize.block.writes]}
     reads, writes = s_tir.analysis.get_sblock_read_write_region(block, sources)
