@@ -13,7 +13,7 @@ from sparsetir.sparse_ir.errors import StructureIndexError
 @pytest.fixture(params=[True, False], ids=["counting", "torch's sort"], autouse=True)
 def counts(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(compress, "coo_tocsr", None)
+        monkeypatch.setattr(compress, "DTYPES", {})
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

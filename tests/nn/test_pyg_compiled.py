@@ -1,4 +1,4 @@
-"""PyG's layers that are no product, which `accelerate` has compiled one by one."""
+"""PyG's layers that `accelerate` compiles one by one: all on mini-batches, else no products."""
 
 import copy
 import threading
@@ -347,6 +347,19 @@ def test_batches_are_worth_it_from_fewer_edges(graphs):
     for count in (EDGES // 2, EDGES - 1, EDGES + 2, EDGES):
         call(count)
         assert len(graphs) == (count != EDGES // 2)
+
+
+def test_products_are_compiled_on_batches(graphs):
+    """Dense layers beside a sum take most of a step, and share one graph with it."""
+    convs = pyg.SAGEConv(FEATURES, 4), pyg.GCNConv(FEATURES, 4)
+    for compiled, layer in enumerate(convs):
+        for n, count in enumerate((EDGES, EDGES, EDGES - 1, EDGES + 2)):
+            args = torch.randn(NODES + count % 3, FEATURES), edges(count, NODES, count)
+            expected = gradients(layer, layer, *args)
+            with accelerate(compile_from=4 * EDGES):
+                grads = gradients(layer, layer, *args)
+            torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
+            assert len(graphs) == compiled + (n > 1)
 
 
 @pytest.mark.parametrize("through", ["eager", "sparsetir"])

@@ -73,11 +73,13 @@ class accelerate(AbstractContextManager["accelerate"]):
     Other layers (`GATConv`, `TransformerConv`, `RGCNConv`, the user's own `MessagePassing`) are
     compiled as by `torch.compile(backend="sparsetir")`, one by one, in their first call with many
     edges, which takes seconds; again in evaluation, and for the second graph of another size unless
-    graphs differed in size before. They have no second derivatives. Layers that torch cannot trace
-    as one graph, or that reduce no edges, run unchanged, and so do layers with hooks or under
-    explanation, sparse matrices, and `EdgeIndex`. Types are float32, float64, bfloat16, float16,
-    and those of autocast. All layers are PyG's own while torch captures a model (`torch.compile`,
-    `torch.jit`, `torch.fx`, hence `to_hetero`), and under forward-mode differentiation.
+    graphs differed in size before. All layers are compiled for mini-batches, whose numbers of edges
+    differ, from the second one on. Compiled layers have no second derivatives. Layers that torch
+    cannot trace as one graph, or that reduce no edges, run unchanged, and so do layers with hooks
+    or under explanation, sparse matrices, and `EdgeIndex`. Types are float32, float64, bfloat16,
+    float16, and those of autocast. All layers are PyG's own while torch captures a model
+    (`torch.compile`, `torch.jit`, `torch.fx`, hence `to_hetero`), and under forward-mode
+    differentiation.
 
     It applies to all threads, may be nested, and may be entered again after its end::
 
@@ -224,7 +226,7 @@ class _Patches:
             self._replace(backend, "use_segment_matmul", False)
 
     def _call_of(self, base: type) -> Callable[..., Any]:
-        """A `__call__` of layers that compiles those that are not a sparse product."""
+        """A `__call__` that compiles layers on batches, and those that are no sparse product."""
         before = vars(base).get("__call__")
 
         def old(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,10 +244,10 @@ class _Patches:
             if least is None:
                 return old(layer, *args, **kwargs)
             edges = most_edges((args, kwargs))
-            if edges < least * SHARE_OF_BATCHES or _is_product(layer):
+            if edges < least * SHARE_OF_BATCHES:
                 return old(layer, *args, **kwargs)
             in_batches = varies(layer, edges)
-            if edges < least and not in_batches:
+            if not in_batches and (edges < least or _is_product(layer)):
                 return old(layer, *args, **kwargs)
             return run_layer(layer, old, args, kwargs, in_batches)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-try:  # SciPy's counting sorts, which are private; torch's sort takes five times as long
-    from scipy.sparse._sparsetools import coo_tocsr, csr_tocsc
+from sparsetir.ops.counting_sort import kernel as counting_sort
+
+try:  # SciPy's transposition, which is private; torch's sort takes five times as long
+    from scipy.sparse._sparsetools import csr_tocsc
 except ImportError:
-    coo_tocsr = csr_tocsc = None
+    csr_tocsc = None
 
 INT32_MAX = 2**31 - 1
+DTYPES = {torch.int32: "int32", torch.int64: "int64"}  # of the keys of counting sorts
 
 
 def transpose(
@@ -28,10 +30,13 @@ def transpose(
     """
     m, narrow = len(rowptr) - 1, max(len(col), len(rowptr), n) < INT32_MAX
     if csr_tocsc is not None and col.is_cpu:
-        given = None if places is None else places.numpy()
-        arrays, results = _arrays(n, narrow, rowptr.numpy(), col.numpy(), given)
-        csr_tocsc(m, n, *arrays, *results)
-        return _tensors(results)
+        dtype = np.int32 if narrow else np.int64
+        order = np.arange(len(col)) if places is None else places.numpy()
+        read = [x.astype(dtype, copy=False) for x in (rowptr.numpy(), col.numpy(), order)]
+        results = [np.empty(n + 1, dtype), np.empty_like(read[1]), np.empty_like(read[2])]
+        csr_tocsc(m, n, *read, *results)
+        starts, rows, order = map(torch.from_numpy, results)
+        return starts, rows, order.long()
     rows = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
     order = torch.argsort(col, stable=True)
     starts, cols = _narrowed(narrow, _starts(col, n), rows[order])
@@ -68,39 +73,32 @@ def sorted_pairs(
     The statistics are the least and the greatest key, the least and the greatest of the others, and
     whether keys ever decrease. The arrays are meaningless if keys or others are out of range.
     """
-    counts = coo_tocsr if keys.is_cpu else None
-    a, b = (keys.numpy(), others.numpy()) if counts is not None else (keys, others)
-    bounds, narrow = [0, -1, 0, -1, 0], max(len(a), size, n) < INT32_MAX
-    if len(a):
-        ends = (x.aminmax() if isinstance(x, Tensor) else (x.min(), x.max()) for x in (a, b))
-        bounds = [int(x) for x in (*chain(*ends), (a[1:] < a[:-1]).any())]
+    narrow = max(len(keys), size, n) < INT32_MAX
+    if keys.is_cpu and keys.dtype in DTYPES and len(keys):
+        return _counted(keys.contiguous(), others.contiguous(), size, narrow)
+    bounds = [0, -1, 0, -1, 0]
+    if len(keys):
+        ends = chain(keys.aminmax(), others.aminmax())
+        bounds = [int(x) for x in (*ends, (keys[1:] < keys[:-1]).any())]
     if bounds[0] < 0 or bounds[1] >= size:
         return keys, others, keys, bounds
-    if counts is not None and bounds[4]:
-        arrays, results = _arrays(size, narrow, a, b)
-        counts(size, n, len(a), *arrays, *results)
-        return *_tensors(results), bounds
     order = torch.argsort(keys, stable=True) if bounds[4] else None
     moved = others if order is None else others[order]
     starts, moved = _narrowed(narrow, _starts(keys, size), moved)
     return starts, moved, order, bounds
 
 
-def _arrays(
-    size: int, narrow: bool, first: Any, others: Any, places: Any = None
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The arrays that a counting sort reads, in one type, and those that it writes: the start of
-    each of `size` keys, others and positions."""
-    dtype = np.int32 if narrow else np.int64
-    places = np.arange(len(others), dtype=dtype) if places is None else places
-    read = [first.astype(dtype, copy=False), others.astype(dtype, copy=False), places]
-    return read, [np.empty(size + 1, dtype), np.empty_like(read[1]), np.empty_like(places)]
-
-
-def _tensors(results: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of a counting sort, with positions in int64."""
-    starts, others, places = map(torch.from_numpy, results)
-    return starts, others, places.long()
+def _counted(
+    keys: Tensor, others: Tensor, size: int, narrow: bool
+) -> tuple[Tensor, Tensor, Tensor | None, list[int]]:
+    """:func:`sorted_pairs` on the host, of at least one pair."""
+    dtype = torch.int32 if narrow else torch.int64
+    starts, moved = torch.empty(size + 1, dtype=dtype), torch.empty(len(keys), dtype=dtype)
+    places, bounds = torch.empty(len(keys), dtype=torch.int64), torch.empty(5, dtype=torch.int64)
+    kernel = counting_sort(DTYPES[keys.dtype], narrow)
+    kernel.run_unchecked([keys, others, starts, moved, places, bounds])
+    results: list[int] = bounds.tolist()
+    return starts, moved, places if results[4] else None, results
 
 
 def _narrowed(narrow: bool, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
