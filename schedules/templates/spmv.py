@@ -211,7 +211,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
 def numbers(config: SlicedRows, rows: int | None = None) -> dict[str, int]:
     """The numbers that a kernel leaves open; rows : of the matrix, if known."""
     blocks = config.blocks if rows is None else max(1, min(config.blocks, rows))
-    several = {"blocks": blocks, "long_blocks": blocks, "ahead": config.ahead // config.lanes}
+    loops = ["blocks", "long_blocks", *["band_blocks"] * config.diagonals]
+    several = dict.fromkeys(loops, blocks) | {"ahead": config.ahead // config.lanes}
     return {"long": config.long, "window": config.window, **(several if config.blocks > 1 else {})}
 
 

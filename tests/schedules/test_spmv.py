@@ -15,7 +15,7 @@ from programs import PROGRAMS, copied
 from sparsetir.runtime.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmv import program
-from sparsetir.schedules.templates.spmv import SlicedRows, apply, arrange
+from sparsetir.schedules.templates.spmv import SlicedRows, apply, arrange, numbers
 
 RNG = np.random.default_rng(0)
 
@@ -96,6 +96,13 @@ def test_elements_beside_diagonals_take_no_part():
     for config in (SlicedRows(lanes=8, diagonals=True), SlicedRows(packed=False, diagonals=True)):
         result = product(a, torch.from_numpy(a.data), torch.from_numpy(x), config).numpy()
         np.testing.assert_allclose(result, a @ x, rtol=1e-5)
+
+
+def test_every_loop_is_divided_among_the_threads():
+    """Slices of diagonals, other slices, and long rows; kernels leave these numbers open."""
+    given = numbers(SlicedRows(blocks=3, diagonals=True))
+    assert {given[name] for name in ("band_blocks", "blocks", "long_blocks")} == {3}
+    assert "band_blocks" not in numbers(SlicedRows(blocks=3))
 
 
 def test_diagonals_are_chosen():
