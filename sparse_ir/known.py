@@ -82,14 +82,15 @@ class Known:
         return out | {buffers[f["buffer"]].var: axes[f["axis"]].length for f in said}
 
     @cached_property
-    def permutations(self) -> set[Any]:
-        """Variables of the buffers without repeated values."""
-        names: set[str] = set()
+    def permutations(self) -> dict[Any, int]:
+        """Variables of the buffers without repeated values, and of what these are multiples."""
+        multiples: dict[str, int] = {}
         for name, how in self.computed.items():
-            distinct = self.recipes[name].distinct
-            if str(how[distinct])[1:] in names if isinstance(distinct, str) else distinct:
-                names.add(name)
-        return {b.var for name, b in self.arrays.items() if name in names}
+            facts = self.recipes[name]
+            same = str(how[facts.distinct])[1:] if isinstance(facts.distinct, str) else None
+            if same in multiples if same is not None else facts.distinct:
+                multiples[name] = 1 if facts.multiples is None else int(how[facts.multiples])
+        return {b.var: multiples[name] for name, b in self.arrays.items() if name in multiples}
 
     @cached_property
     def made_axes(self) -> set[str]:

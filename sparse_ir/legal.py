@@ -55,11 +55,14 @@ def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
     return without_permutations(without_tail_shifts(it), known(func).permutations)
 
 
-def without_permutations(tree: Any, orders: set[Any]) -> Any:
+def without_permutations(tree: Any, orders: dict[Any, int]) -> Any:
     """A statement or iteration with permutations replaced by the identity.
 
     If all accesses of a buffer are indexed by the same permutation, `Out[order[e]]`, two of them
-    conflict if and only if those at `Out[e]` do.
+    conflict if and only if those at `Out[e]` do. So do those at `Out[rows[s] + v]` and at
+    `Out[s * 16 + v]`, for v in [0, 16), if all rows are multiples of 16.
+
+    orders : the permutations, and of what their values are multiples
     """
     if not orders:
         return tree
@@ -73,17 +76,33 @@ def without_permutations(tree: Any, orders: set[Any]) -> Any:
 
     def straight(buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
         return buffer, [
-            index.indices[0] if len(dim) == 1 and None not in dim else index
+            _straight(index, orders) if len(dim) == 1 and None not in dim else index
             for dim, index in zip(through.get(buffer, [set()] * len(indices)), indices, strict=True)
         ]
 
     return map_expr(tree, access_rules(straight))
 
 
-def _order_of(index: Any, orders: set[Any]) -> Any:
-    """The permutation from which an index is loaded; None for other indices."""
-    loaded = isinstance(index, ir.TensorLoad) and len(index.indices) == 1
-    return index.source if loaded and index.source in orders else None
+def _order_of(index: Any, orders: dict[Any, int]) -> Any:
+    """The permutation from which an index, or all of it but one variable, is loaded; or None."""
+    load, within = _load_and_rest(index)
+    if not isinstance(load, ir.TensorLoad) or len(load.indices) != 1:
+        return None
+    multiple = orders.get(load.source, 0)
+    return load.source if multiple > (within is not None) else None
+
+
+def _straight(index: Any, orders: dict[Any, int]) -> Any:
+    """An index without the permutation from which it is loaded."""
+    load, within = _load_and_rest(index)
+    multiple = orders[load.source]
+    at = load.indices[0] * multiple if multiple > 1 else load.indices[0]
+    return at if within is None else at + within
+
+
+def _load_and_rest(index: Any) -> tuple[Any, Any]:
+    rest = isinstance(index, tirx.Add) and isinstance(index.b, ir.Var)
+    return (index.a, index.b) if rest else (index, None)
 
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[Fact]:

@@ -72,6 +72,7 @@ class SlicedRows(Config):
     prefetch : steps of a slice by which its values and columns are prefetched; 0 for never
     packed : values of the slices are stored in the order of the slots, in a separate array; else
         they are gathered from those of the matrix, which takes longer and needs no preparation
+    diagonals : consecutive rows are in slices of diagonals if these hold enough elements
     """
 
     lanes: int = number(16, power=True)
@@ -155,7 +156,7 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
             blocks, bands[0] = sch.divide(
                 bands[0], "band_blocks", by="work", cost=STORE_COST, default=1
             )
-            sch.parallelize(blocks, race="ignore")  # slices have rows of their own
+            sch.parallelize(blocks)
         blocks, slices = sch.divide(
             slices, "blocks", by="work", cost=STORE_COST, default=1, ahead="ahead"
         )

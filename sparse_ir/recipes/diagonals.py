@@ -65,9 +65,9 @@ def _diagonals(
     return out
 
 
-@recipe(values=RowsOf("indptr", run="lanes"), distinct=True)
+@recipe(values=RowsOf("indptr", run="lanes"), distinct=True, multiples="lanes")
 def first_rows(diagonals: np.ndarray, indptr: np.ndarray, lanes: int) -> np.ndarray:
-    """(slices,) the first row of each slice with these diagonals, increasing."""
+    """(slices,) the first row of each slice with these diagonals, a multiple of `lanes`."""
     return distinct(_rows(diagonals, indptr) // lanes) * lanes
 
 

@@ -108,6 +108,7 @@ class Facts:
     values : the set that contains all values, none negative; checked when they are computed
     distinct : no value occurs twice; or a keyword: none does if none does in the array that it
         gives
+    multiples : of the constant that a keyword gives
     counted : 0, 1, ... under each parent
     tiles : offsets of tiles
     steps : the number of steps that cover a length; the keyword of the length of a step
@@ -121,6 +122,7 @@ class Facts:
     unknown: int | None = None
     values: RowsOf | NonzerosOf | LengthOf | Below | SameAs | None = None
     distinct: bool | str = False
+    multiples: str | None = None
     counted: bool = False
     tiles: TilesOf | None = None
     steps: str | None = None

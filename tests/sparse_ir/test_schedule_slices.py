@@ -15,6 +15,9 @@ from positions_common import relations
 from rows_common import operands
 from schedule_common import gives, keeps_meaning, opened, program
 from sparsetir.sparse_ir.computed import value_parameters
+from sparsetir.sparse_ir.legal import parallelizable
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.races import FREE
 from sparsetir.sparse_ir.recipes import diagonals as of_bands
 from sparsetir.sparse_ir.recipes import slices as recipes
 
@@ -95,6 +98,18 @@ def test_long_rows_of_about_one_length_are_in_slices() -> None:
     assert recipes.slice_count(indptr, **how, filled=101) == 0
     order = recipes.row_order(indptr, **how, window=1, filled=90)
     assert recipes.long_rows(order, 0, 4).tolist() == [32, 33, 34, 35]
+
+
+@pytest.mark.parametrize(("lanes", "free"), [(4, True), (5, False)])
+def test_slices_of_diagonals_have_rows_of_their_own(lanes: int, free: bool) -> None:
+    """Their first rows are multiples of 4, so that more lanes would reach into the next slice."""
+    sch, _ = sliced(program("spmv"), 4, diagonals=30)
+    head = "I_band_lanes = T.dense_fixed("
+    text = sch.func.script().replace(f"{head}4", f"{head}{lanes}")
+    func = sparsetir.from_source(text)
+    (bands,) = (it for it in sparse_iterations(func) if it.name == "spmv_diagonals")
+    slices, _, rows = parallelizable(func, bands)
+    assert ({slices, rows} == {FREE}) == free
 
 
 @pytest.mark.parametrize("chunk", [1, 100, 1 << 18])
