@@ -25,12 +25,13 @@ After, while a row is in cache, and with a register for each sum::
         with T.sp_iter([J], "S", "divide") as [j]:
             Y[i, j, h] = Y[i, j, h] / TOTAL_of_row[()]
 
-Steps that are nested in rows already, but with features inside, or whose values lie in memory, are
-written so, too. Steps are fused where no visit of the loops outside uses an element that another
-one writes, so that the result is the same, and where that leaves a number per visit of what was an
-array. Steps that gather rows with many features are not: a row of them is read in one go. If their
-number is a parameter, a version of the kernel has them fused. (Zen 5, one thread, 3 to 30 elements
-a row: 0.35 to 0.9 of the time up to 32 features, 1.1 with 64, 1.0 to 1.65 with 128.)
+Steps that are already nested in rows, but with features inside, are rewritten in the same way; that
+is the inverse of :mod:`~sparsetir.sparse_ir.schedule.distribute`. Steps are fused where no visit of
+the loops outside uses an element that another one writes, so that the result is the same, and where
+that leaves a number per visit of what was an array. Steps that gather rows with many features are
+not: a row of them is read in one go. If their number is a parameter, a version of the kernel has
+them fused. (Zen 5, one thread, 3 to 30 elements a row: 0.35 to 0.9 of the time up to 32 features,
+1.1 with 64, 1.0 to 1.65 with 128.)
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ from sparsetir.sparse_ir.sequences import without_nest
 from sparsetir.sparse_ir.tir import as_one, statements_of
 from sparsetir.sparse_ir.traversal import access_rules, map_expr
 
-FEW = 32  # features of gathered rows that are as fast feature by feature
+FEW = 32  # features of gathered rows up to which one visit per feature is as fast
 
 
-def fused_rows(func: SparseFunc, most: int = 0) -> SparseFunc:
+def fused_rows(func: SparseFunc, few: bool = False) -> SparseFunc:
     """Visit rows once where a program takes steps over them one after the other.
 
-    most : promised for the number of features, if it is a parameter; 0 for none
+    few : whether there are at most :data:`FEW` features where their number is a parameter
     """
     at = 0
     while at < len(steps := statements_of(func.body)):
@@ -80,7 +81,7 @@ def fused_rows(func: SparseFunc, most: int = 0) -> SparseFunc:
         more = len(statements_of(apart.body)) - len(steps)
         last = at + more + 1 if more else len(steps)
         ends = range(last, max(at + more, at + 1), -1)
-        fused = (_fused(apart, at, end, most) for end in ends)
+        fused = (_fused(apart, at, end, few) for end in ends)
         done = next((x for x in fused if x is not None), func)
         if not nested or _axes(done, at) != _axes(func, at):
             func = done
@@ -93,7 +94,7 @@ def _axes(func: SparseFunc, at: int) -> list[str]:
     return [axis.name for axis in flat_axes(statements_of(func.body)[at].axes)]
 
 
-def _fused(func: SparseFunc, at: int, end: int, most: int) -> SparseFunc | None:
+def _fused(func: SparseFunc, at: int, end: int, few: bool) -> SparseFunc | None:
     """The program with its iterations from `at` to `end` fused; None if they cannot be, or if that
     gains nothing."""
     every = statements_of(func.body)
@@ -118,14 +119,15 @@ def _fused(func: SparseFunc, at: int, end: int, most: int) -> SparseFunc | None:
     features = [same for same in common if same[0].name not in rows]
     if features and len(steps) < len(every):
         return None  # only programs of one nest are vectorised over features
-    many = prod(constant_length(same[0].node) or most or FEW + 1 for same in features) > FEW
+    counts = [constant_length(same[0].node) for same in features]
+    many = prod(n or 1 for n in counts) > FEW or (None in counts and not few)
     for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
         if many and _gathers(func, step, loops, [same[n].var for same in features]):
             return None  # a row with many features is gathered in one go
     outer = [Loop(x[0].node, [tirx.Var(x[0].var.name, x[0].var.ty.dtype)], "S") for x in common]
-    set_by = [store.buffer.name for step in steps for store in stores_of(step.init)]
-    if len({*set_by}) < len(set_by):
-        return None  # TVM decomposes no reduction whose result another one has, too
+    results = [store.buffer.name for step in steps for store in stores_of(step.init)]
+    if len({*results}) < len(results):
+        return None  # TVM (0.27) separates no init of a buffer that two reductions write
     inner: list[Any] = []
     for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
         if not loops and step.init is not None:

@@ -38,7 +38,7 @@ from sparsetir.schedules.passes.equal_work import equal_work
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.flat_features import flat_features
 from sparsetir.schedules.passes.flat_fills import flat_fills
-from sparsetir.schedules.passes.fused_rows import FEW, fused_rows
+from sparsetir.schedules.passes.fused_rows import fused_rows
 from sparsetir.schedules.passes.held_choices import held_choices
 from sparsetir.schedules.passes.ieee_floats import ieee_floats
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
@@ -205,9 +205,10 @@ def _schedule_stages(sch: Schedule, target: Target) -> Stages:
     func, few = sch.func, None
     if second is None and not sch.trace.instructions:  # a schedule's loops and their order stay
         func = flat_features(func) if is_gpu(target) else normal_form(func)
-        few = None if is_gpu(target) else fused_rows(func, FEW)
+        fused = func if is_gpu(target) else fused_rows(func, few=True)
+        few = None if fused is func else fused
     if second is None and not is_gpu(target):
-        stages = multiversion(func, target, work_of_threads(), None if few is func else few)
+        stages = multiversion(func, target, work_of_threads(), few)
     else:
         lowered = lower_sparse_iter(func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)
