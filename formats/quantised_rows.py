@@ -84,8 +84,11 @@ class QuantisedRows(Format):
         axis = next(a for a in part.rule.new_format_desc.axes if a.is_variable)
         lengths = np.diff(part.indices[part.rule.renamed(str(axis.indptr.name))])
         rows = np.arange(len(lengths)).repeat(lengths * (8 // self.bits))
-        if not (np.abs(values) <= 2.0**127).all():
-            raise ValueError("QuantisedRows: expected finite values of at most 2^127 in size")
+        wrong = values[~(np.abs(values) <= 2.0**127)]
+        if len(wrong):
+            raise ValueError(
+                f"QuantisedRows: expected finite values of at most 2^127 in size, got {wrong[0]:g}"
+            )
         scale = np.zeros(len(lengths))
         np.maximum.at(scale, rows, np.abs(values))
         scale = np.maximum(scale / most, np.finfo("float32").tiny).astype("float32")
