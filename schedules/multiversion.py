@@ -32,13 +32,14 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, versions_by_size
 from sparsetir.schedules.panels import (
+    LENGTH,
     MISSED,
+    NEARLY_ALL,
     PACK_DEGREE,
-    PACK_FEATURES,
-    PANELS,
     every,
     is_false,
     no,
+    panel_bytes,
     panels,
     some,
 )
@@ -314,7 +315,7 @@ def _by_rows(func: SparseFunc, versions: Versions, target: Any, work: int) -> ti
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
         return rows  # no promise about its length is possible
     sizes = _sizes(func, reduction, rows)
-    nnz, n, feat, _ = sizes
+    nnz, _, n, feat, _ = sizes
     if nnz is not None and pool() > 1 and versions.index is not None:
         *narrow, _ = versions.of
         _, most, _ = narrow[-1]
@@ -333,26 +334,28 @@ def _with_panels(
 
     sizes : the result of :func:`_sizes`
     """
-    nnz, n, feat, distance = sizes
+    nnz, m, n, feat, distance = sizes
     bits, threads = tvm.DataType(reduction.total).bits, pool()
     gathered = func.buffer(str(reduction.gathered))
-    narrow, wide = (size * 8 // bits for size in PANELS)
+    tiles = panel_bytes(vector_bits(target))
+    narrow, wide = (size * 8 // bits for size in tiles)
     casts = bool(reduction.block) or tvm.DataType(gathered.dtype).bits < bits
-    least = narrow + (not reduction.block) if casts else PACK_FEATURES + 1
+    least = narrow + (not reduction.block) if casts else wide + 1
     if isinstance(feat, tirx.IntImm) and feat < least:
         return rows
     used_again = n if distance is None else tirx.min(n, distance)
 
-    def misses(row: Any, cache: int, _: float) -> Any:
-        return used_again * row > _int64(cache)
+    def misses(row: Any, cache: int, share: float) -> Any:
+        """Whether a third of the uses, or more, miss: the distance tells nothing of most uses."""
+        return share < NEARLY_ALL and used_again * row > _int64(cache)
 
     size = tvm.DataType(gathered.dtype).bits // 8
-    pay, use_wide = panels(n, nnz, feat, size, misses, converts=casts)
+    pay, use_wide = panels(m, n, nnz, feat, size, misses, tiles, converts=casts)
     often = nnz >= n * PACK_DEGREE
     if reduction.block:
         pay, use_wide = often, False
     else:  # Whole rows have tiles for any number of features: in the L1 cache panels pay, too.
-        pay = some(pay, every(often, feat > PACK_FEATURES))
+        pay = some(pay, every(often, feat > wide, nnz >= m * LENGTH))
     count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
     whole = tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0))
     pay = every(pay, feat >= least if casts else True, whole)
@@ -366,10 +369,11 @@ def _with_panels(
     # Nothing is prefetched from panels, so that a cache has to hold wide ones, unless the L2 cache
     # does not hold much of narrow ones either.
     held = some(
-        no(misses(PANELS[1], l1_bytes(), MISSED)),
-        n * PANELS[1] <= l2_bytes(), n * PANELS[0] > 2 * l2_bytes(),
+        no(misses(tiles[1], l1_bytes(), MISSED)),
+        n * tiles[1] <= l2_bytes(), n * tiles[0] > 2 * l2_bytes(),
     )  # fmt: skip
     use_wide = every(use_wide, feat >= wide, tirx.EQ(count_of_wide, _int64(0)), held)
+    use_wide = use_wide if narrow < wide else False
     if not is_false(use_wide):
         wide_version = _panels(func, reduction, wide, target)
         version = either(use_wide, wide_version, version, ("wide", "narrow"))
@@ -453,8 +457,8 @@ def _panels(func: SparseFunc, reduction: RowReduction, tile: int, target: Any) -
 
 
 def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
-    """Elements of the rows, rows of the gathered operand, features, and the reuse distance of rows,
-    as lowered parameters.
+    """Elements of the rows, rows, rows of the gathered operand, features, and the reuse distance of
+    its rows, as lowered parameters.
 
     None if they do not determine how often a row is gathered.
     """
@@ -463,12 +467,13 @@ def _sizes(func: SparseFunc, reduction: RowReduction, lowered: tirx.PrimFunc) ->
     counts = _counts([axes[name] for loop in loops for name in loop.axes])
     gathered = [axis.length for axis in _rows_of(func, reduction)]
     reuse = (p for p in func.params if p.name == f"{reduction.columns[0].name}_indices{REUSE}")
-    sizes = [axes[reduction.features.name].length, next(reuse, None), *counts, *gathered]
-    feat, distance, *numbers = _lowered_sizes(sizes, lowered)
+    rows = [axes[name].length for name in reduction.rows.axes]
+    sizes = [axes[reduction.features.name].length, next(reuse, None)]
+    feat, distance = _lowered_sizes(sizes, lowered)
     if not gathered or not counts:
-        return [None, None, feat, distance]
-    nnz, n = numbers[: len(counts)], numbers[len(counts) :]
-    return [prod(nnz[1:], start=nnz[0]), prod(n[1:], start=n[0]), feat, distance]
+        return [None, None, None, feat, distance]
+    each = (_lowered_sizes(factors, lowered) for factors in (counts, rows, gathered))
+    return [*(prod(x[1:], start=x[0]) for x in each), feat, distance]
 
 
 def _rows_of(func: SparseFunc, reduction: RowReduction) -> list[Axis]:

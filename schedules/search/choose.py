@@ -14,7 +14,14 @@ import numpy as np
 from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators.problems import Product, Spmm, unsupported, vector_lanes
-from sparsetir.schedules.panels import MISSED, PACK_DEGREE_FAR, panels
+from sparsetir.schedules.panels import (
+    MISSED,
+    PACK_DEGREE_LONG,
+    long_row,
+    panel_bytes,
+    panels,
+    share_of_l3,
+)
 from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.search.shared_columns import SHARED, stays_near
@@ -37,8 +44,8 @@ from sparsetir.sparse_ir.recipes.locality import MISSED as FAR
 PREFETCH, PREFETCH_LEAST, PREFETCHED = 16, 8, 8192
 # The least reads of each row of B by rows of blocks for which copying its tile pays.
 BLOCK_USES = 3
-# The least elements per row for which tiles may take turns without a copy.
-LENGTH_IN_TURN = 8
+# The least elements per row, and vectors of a tile, for which tiles may take turns without a copy.
+LENGTH_IN_TURN, VECTORS_IN_TURN = 8, 16
 # Bytes of a row of B in a copied tile, if rows reused soon are in the L1 cache or all of it is in
 # the L2 cache; else half of that: two cache lines.
 NARROW = 256
@@ -84,7 +91,7 @@ class Statistics:
         Not if rows of B are used so seldom that their first uses alone are too many misses.
         """
         whole = self.n * self.feat * self.bytes
-        again, often = (self.nnz * share > self.n for share in (MISSED, 1 / PACK_DEGREE_FAR))
+        again, often = (self.nnz * share > self.n for share in (MISSED, 1 / PACK_DEGREE_LONG))
         return (again and whole > l2_bytes()) or (often and whole > l1_bytes())
 
     def missed(self, row: int, cache: int) -> float:
@@ -157,9 +164,10 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     Otherwise a row of B is gathered in one go, all tiles of it, which saves TLB misses: a panel
     brings distant rows together. If B is larger than the L2 cache and a tile of it is not, tiles
     take turns without a copy, too. (Zen 5, one thread, 512 columns, rows of 25 and of 10 elements:
-    1.2 to 1.38 times as fast with 768 and 1024 features.) Prefetching costs as many
-    instructions as adding two vectors, so it is omitted if gathered rows are in the L2 cache
-    anyway.
+    1.2 to 1.38 times as fast with 768 and 1024 features; not with the narrow tiles of AVX2, which
+    take 1.0 to 1.5 times as long on Zen 3.) Prefetching costs as many instructions as adding two
+    vectors, so it is omitted if gathered rows are in the L2 cache anyway; and for more than long
+    rows in the L3 cache (Zen 3, 512 features: 1.03 to 1.4 times as fast without).
 
     A number of features that is one tile is compiled in: rows of B are then found by a shift, and
     no loop over tiles is left. (Zen 5, one thread, rows of 4 to 26 elements: 1.07 to 1.6 times as
@@ -173,33 +181,34 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     bits, registers = vector_registers(target)
     lanes, most = vector_lanes(problem, bits), sum_vectors(registers)
     parallel = stats.parallel
-    few = min(most, NARROW // (lanes * summed))
-    ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
+    tiles = panel_bytes(bits)
+    few, many = (size // (lanes * summed) for size in tiles)
+    ways = ((most, False), (4, False), (many, True), (few, True), (8, True), (8, False))
     configs = []
     for vectors, pack in ways:
         config = RowTile(*feature_tile(stats.feat, lanes, vectors), pack=pack)
         if config.tile == stats.feat:
             config = replace(config, feat=stats.feat)
         panel_b = stats.n * config.tile * stats.bytes  # bytes of B per tile
-        reads = stats.nnz >= LENGTH_IN_TURN * stats.m
+        reads = stats.nnz >= LENGTH_IN_TURN * stats.m and most >= VECTORS_IN_TURN
         misses = stats.missed(stats.feat * stats.bytes, l2_bytes()) >= MISSED
         in_turn = pack or (reads and config.tile < stats.feat and panel_b <= l2_bytes() and misses)
         config = replace(config, tiles_first=in_turn)
-        tiles = -(-stats.feat // config.tile) if in_turn else 1
+        turns = -(-stats.feat // config.tile) if in_turn else 1
         read = config.tile if in_turn else stats.feat  # elements of a row, before the next one
         row = read * (summed if pack else stats.bytes)
-        far = stats.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes
+        in_l3 = row > long_row() and stats.n * row <= share_of_l3()
+        far = stats.missed(row, l2_bytes()) >= FAR and config.tile >= 4 * lanes and not in_l3
         prefetch = min(PREFETCH, max(PREFETCH_LEAST, PREFETCHED // row)) if far else 0
-        blocks = tasks(stats.threads, tiles)
-        ahead = stats.ahead if parallel and tiles == 1 else 0
+        blocks = tasks(stats.threads, turns)
+        ahead = stats.ahead if parallel and turns == 1 else 0
         config = replace(config, blocks=blocks, prefetch=prefetch, ahead=ahead)
         configs.append(config if parallel else replace(config, blocks=1, parallel=False))
     narrow, narrowest = configs[2:4]
     half = stats.bytes < summed  # panels save repeated conversion to the larger type
-    sizes = (max(1, stats.n), stats.nnz, stats.feat, stats.bytes)
+    sizes = (stats.m, max(1, stats.n), stats.nnz, stats.feat, stats.bytes)
     pay, wide = panels(
-        *sizes, stats.misses, (narrowest.tile * summed, narrow.tile * summed), narrow.blocks,
-        half and stats.feat > lanes,
+        *sizes, stats.misses, tiles, narrow.blocks, half and stats.feat > lanes,
     )  # fmt: skip
     if pay:
         configs.insert(0, narrow if wide else narrowest)

@@ -8,7 +8,9 @@ import scipy.sparse as sp
 import tvm
 
 import sparsetir
+from machines import MACHINES
 from sparsetir.formats import BSR
+from sparsetir.machine import assume
 from sparsetir.planning.plan import requested
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_groups import Groups
@@ -28,6 +30,8 @@ from sparsetir.sparse_ir.recipes.locality import FEW, MISSED, reuse_distance
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "icelake-server"}
 CPU = tvm.target.Target(X86)
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+AVX2 = tvm.target.Target({**X86, "mcpu": "znver3"})
+ZEN_3 = MACHINES["no AVX-512"]
 GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
 
 
@@ -51,6 +55,25 @@ def test_panels_of_fewer_nonzeros_where_whole_rows_miss_a_cache():
     assert choose(Spmm(), replace(short, locality=random), CPU) == replace(panels, prefetch=16)
     for other in ({"feat": 256, "locality": random}, {"nnz": 9 * rows, "locality": band}):
         assert not choose(Spmm(), replace(short, **other), CPU).pack
+
+
+def test_panels_on_a_cpu_with_narrow_registers_and_a_small_cache():
+    """Zen 3: of four vectors, for rows of half the length, and for fewer nonzeros."""
+    graph = replace(GRAPH, m=25_000, n=25_000, nnz=8 * 25_000, threads=1)
+    panels = RowTile(32, 8, pack=True, parallel=False, prefetch=16)
+    with assume(ZEN_3):
+        assert choose(Spmm(), replace(graph, feat=256), AVX2) == panels
+        assert choose(Spmm(), replace(graph, feat=64, nnz=30 * 25_000), AVX2) == panels
+        small = {"m": 5_000, "n": 5_000, "nnz": 40_000}
+        for other in ({"feat": 64}, {"nnz": 6 * 25_000}, {"m": 250_000}, small):
+            assert not choose(Spmm(), replace(graph, **{"feat": 256, **other}), AVX2).pack
+
+
+def test_long_rows_that_the_l3_cache_holds_are_not_prefetched():
+    rows = replace(GRAPH, m=4_000, n=4_000, nnz=16_000, threads=1)
+    with assume(ZEN_3):
+        ahead = [choose(Spmm(), replace(rows, feat=x), AVX2).prefetch for x in (128, 256, 512)]
+    assert ahead == [16, 8, 0]
 
 
 def test_tiles_and_blocks_keep_all_threads_busy():

@@ -19,8 +19,8 @@ from small import small
 from sparsetir.machine import assume, this_machine
 from sparsetir.schedules.multiversion import WORK_OF_THREADS
 from sparsetir.schedules.operators import edge_softmax
-from sparsetir.schedules.panels import PACK_DEGREE, PANELS
-from sparsetir.schedules.targets import l1_bytes, l3_bytes
+from sparsetir.schedules.panels import LENGTH, PACK_DEGREE, panel_bytes
+from sparsetir.schedules.targets import host_target, l1_bytes, l3_bytes, vector_bits
 
 VERSIONS = (
     "panels", "wide", "narrow", "rows", "small", "more", "up_to_1", "up_to_64", "above_64"
@@ -54,6 +54,7 @@ def check(built, m, n, nnz, feat, dtype="float32"):
     np.testing.assert_allclose(c, exact, rtol=0.03 if dtype == "float16" else 1e-4)
 
 
+_, WIDE = panel_bytes(vector_bits(host_target()))
 FEW = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32]
 
 
@@ -78,10 +79,24 @@ def test_panels_of_each_width(dtype):
 def test_wide_panels_are_for_rows_that_stay_in_a_cache():
     """The kernel's own condition decides: all rows of B, or those between two uses of one."""
     script = kernel().stages["II scheduled"].script()
-    cache = this_machine().caches["L2"]
-    assert f"* T.int64({PANELS[1]}) <= T.int64({l3_bytes() // 2})" in script
-    assert f"J_indices_reuse) * T.int64({PANELS[1]}) > T.int64({l1_bytes()})" in script
-    check(kernel(), 3000, cache // PANELS[1], PACK_DEGREE * cache // PANELS[1], 128)
+    rows = this_machine().caches["L2"] // WIDE
+    assert f"* T.int64({WIDE}) <= T.int64({l3_bytes() // 2})" in script
+    assert f"J_indices_reuse) * T.int64({WIDE}) > T.int64({l1_bytes()})" in script
+    check(kernel(), 3000, rows, PACK_DEGREE * rows, 128)
+
+
+def test_panels_of_one_width_for_narrow_registers():
+    """Those of AVX2, which a wide panel would fill."""
+    with assume(MACHINES["no AVX-512"]):
+        built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+        assert {"panels", "rows"} <= {*versions_of(built)} and "wide" not in versions_of(built)
+        check(built, 60, 50, 50 * PACK_DEGREE, 192)
+
+
+def test_rows_of_few_elements_are_not_gathered_from_panels():
+    """Each panel visits all rows of the result, here with one element less than is enough."""
+    for length in (LENGTH - 1, LENGTH):
+        check(kernel(), 1000, 1000 * length // PACK_DEGREE, 1000 * length, 2 * WIDE)
 
 
 @pytest.mark.parametrize("feat", [4, 7, 16, 31, 48])
