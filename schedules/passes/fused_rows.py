@@ -1,37 +1,11 @@
-"""Steps over the same rows, one after the other, in one visit of each row: loop fusion (stage I).
+"""Visit rows once where a program takes steps over them one after the other (CPU, stage I).
 
-Before, in three passes over memory::
-
-    TOTAL = T.alloc_sparse_buffer((I, H), "float32")
-    with T.sp_iter([I, J, H], "SSS", "powers") as [i, j, h]:
-        Y[i, j, h] = T.exp(X[i, j, h])
-    with T.sp_iter([I, J, H], "SRS", "total") as [i, j, h]:
-        with T.init():
-            TOTAL[i, h] = 0.0
-        TOTAL[i, h] = TOTAL[i, h] + Y[i, j, h]
-    with T.sp_iter([I, J, H], "SSS", "divide") as [i, j, h]:
-        Y[i, j, h] = Y[i, j, h] / TOTAL[i, h]
-
-After, while a row is in cache, and with a register for each sum::
-
-    TOTAL_of_row = T.alloc_sparse_buffer((), "float32", "local")
-    with T.sp_iter([I, H], "SS", "powers_rows") as [i, h]:
-        with T.sp_iter([J], "S", "powers") as [j]:
-            Y[i, j, h] = T.exp(X[i, j, h])
-        with T.sp_iter([J], "R", "total") as [j]:
-            with T.init():
-                TOTAL_of_row[()] = 0.0
-            TOTAL_of_row[()] = TOTAL_of_row[()] + Y[i, j, h]
-        with T.sp_iter([J], "S", "divide") as [j]:
-            Y[i, j, h] = Y[i, j, h] / TOTAL_of_row[()]
-
-Steps that are already nested in rows, but with features inside, are rewritten in the same way; that
-is the inverse of :mod:`~sparsetir.sparse_ir.schedule.distribute`. Steps are fused where no visit of
-the loops outside uses an element that another one writes, so that the result is the same, and where
-that leaves a number per visit of what was an array. Steps that gather rows with many features are
-not: a row of them is read in one go. If their number is a parameter, a version of the kernel has
-them fused. (Zen 5, one thread, 3 to 30 elements a row: 0.35 to 0.9 of the time up to 32 features,
-1.1 with 64, 1.0 to 1.65 with 128.)
+Decides where :mod:`~sparsetir.sparse_ir.schedule.fuse_steps` pays. Steps that are already nested in
+rows, but with features inside, are rewritten in the same way. Steps are fused where that leaves a
+number per visit of what was an array. Steps that gather rows with many features are not: a row of
+them is read in one go. If their number is a parameter, a version of the kernel has them fused.
+(Zen 5, one thread, 3 to 30 elements a row: 0.35 to 0.9 of the time up to 32 features, 1.1 with 64,
+1.0 to 1.65 with 128.)
 """
 
 from __future__ import annotations
@@ -39,31 +13,24 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir
 
-from sparsetir.sparse_ir.legal import parallelizable, reorderable
-from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
-    SparseBuffer,
     SparseFunc,
     SparseIteration,
-    accesses_of,
-    buffer_var,
     declared,
     flat_axes,
     nodes_of,
-    same_indices,
     stores_of,
-    substitute,
     variables_of,
 )
 from sparsetir.sparse_ir.parallel import constant_length
-from sparsetir.sparse_ir.races import FREE
-from sparsetir.sparse_ir.schedule.loops import Loop, changed, inside, loops_of
+from sparsetir.sparse_ir.schedule.fuse_steps import fuse_steps
+from sparsetir.sparse_ir.schedule.loops import Loop, SparseIterationRef, SpIter, inside, loops_of
 from sparsetir.sparse_ir.sequences import without_nest
-from sparsetir.sparse_ir.tir import as_one, statements_of
-from sparsetir.sparse_ir.traversal import access_rules, map_expr
+from sparsetir.sparse_ir.tir import statements_of
 
 FEW = 32  # features of gathered rows up to which one visit per feature is as fast
 
@@ -113,7 +80,7 @@ def _fused(func: SparseFunc, at: int, end: int, few: bool) -> SparseFunc | None:
     if not all(isinstance(x, Axis) and x.kind != "dense_fixed" for x in nodes):
         return None  # products with features have schedules of their own
     rows = {x.parent.name for x in nodes if x.parent is not None} & names
-    if not rows or any(reorderable(func, step) is not None for step in steps):
+    if not rows:
         return None
     common.sort(key=lambda same: same[0].name not in rows)
     features = [same for same in common if same[0].name not in rows]
@@ -124,25 +91,20 @@ def _fused(func: SparseFunc, at: int, end: int, few: bool) -> SparseFunc | None:
     for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
         if many and _gathers(func, step, loops, [same[n].var for same in features]):
             return None  # a row with many features is gathered in one go
-    outer = [Loop(x[0].node, [tirx.Var(x[0].var.name, x[0].var.ty.dtype)], "S") for x in common]
     results = [store.buffer.name for step in steps for store in stores_of(step.init)]
     if len({*results}) < len(results):
         return None  # TVM (0.27) separates no init of a buffer that two reductions write
-    inner: list[Any] = []
-    for n, (step, loops) in enumerate(zip(steps, rest, strict=True)):
-        if not loops and step.init is not None:
-            return None
-        to = {same[n].var: loop.var for same, loop in zip(common, outer, strict=True)}
-        inner.append(substitute(changed(step, loops) if loops else step.body, to))
-    name = fresh_name(func, f"{steps[0].name}_rows")
-    whole = changed(SparseIteration(None, [], "", name, [], None, as_one(inner), {}), outer)
-    buffers, values = _values_of_visits(func, [*every[:at], *every[end:]], whole)
-    if not values:
+    handles = [SpIter(steps[0].name, (same[0].name,)) for same in common]
+    try:
+        fused, _ = fuse_steps(func, [SparseIterationRef(step.name) for step in steps], handles)
+    except ScheduleError:
         return None
-    whole = map_expr(whole, access_rules(lambda of, _: (values[of], []) if of in values else None))
-    body = as_one([*every[:at], whole, *every[end:]])
-    fused = func.replace(body=body, buffers=buffers)
-    return fused if all(fact == FREE for fact in parallelizable(fused, whole)) else None
+    return fused if _values(fused) < _values(func) else None
+
+
+def _values(func: SparseFunc) -> int:
+    """The number of axes of a program's arrays."""
+    return sum(len(buffer.axes or ()) for buffer in func.buffers)
 
 
 def _gathers(
@@ -156,26 +118,3 @@ def _gathers(
         if any(v in used for v in columns) and any(v in used for v in features):
             return True
     return False
-
-
-def _values_of_visits(
-    func: SparseFunc, outside: list[Any], whole: SparseIteration
-) -> tuple[list[SparseBuffer], dict[Any, Any]]:
-    """The buffers of a program, with a number for each array that has one per visit of an
-    iteration; and these numbers, by the arrays' variables."""
-    values: dict[Any, Any] = {}
-    buffers: list[SparseBuffer] = []
-    at = {axis.name: var for axis, var, _ in whole.axis_of()}
-    for buffer in func.buffers:
-        place = [at.get(axis.name) for axis in buffer.axes or ()]
-        if (
-            buffer.handle is None
-            and buffer.axes
-            and not any(accesses_of(stmt, buffer.var) for stmt in outside)
-            and all(same_indices(list(x.indices), place) for x in accesses_of(whole, buffer.var))
-        ):
-            name = fresh_name(func, f"{buffer.name}_of_row")
-            values[buffer.var] = buffer_var([], buffer.dtype, name, "local")
-            buffer = SparseBuffer(values[buffer.var], [], None)
-        buffers.append(buffer)
-    return buffers, values

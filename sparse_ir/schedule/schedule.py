@@ -27,6 +27,7 @@ from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitive
     distribute,
     divide,
     facts,
+    fuse_steps,
     gallop,
     group_columns_by_pattern,
     locate,

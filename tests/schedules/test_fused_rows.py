@@ -87,6 +87,21 @@ def test_all_ways_to_write_them_become_one(body):
         check(func, heads)
 
 
+def test_steps_by_hand_and_back():
+    """`fuse_steps` of rows and heads, and `distribute` of heads; the trace replays."""
+    func = small("f", FLAT, "H = T.dense_fixed(3)", X="I J H", Y="I J H")
+    sch = sparsetir.Schedule(func)
+    steps = [sch.get_sparse_iteration(name) for name in ("top", "less")]
+    i, _, h = sch.get_sp_iters(steps[0])
+    rows = sch.fuse_steps(steps, [i, h])
+    assert loops(sch.func) == [["I", "H"], ["J"], ["J"]]
+    check(sch.func)
+    sch.distribute(sch.get_sp_iters(rows)[1:])
+    assert loops(sch.func) == [["I"], ["J", "H"], ["J", "H"]]
+    check(sch.func)
+    assert sch.trace.apply(func).func.script() == sch.func.script()
+
+
 @pytest.mark.parametrize("why", KEPT)
 def test_what_is_no_visit_of_a_row(why):
     func = small("f", KEPT[why], AXES, **{n: x for n, x in BUFFERS.items() if n in KEPT[why]})
@@ -139,13 +154,25 @@ def steps(draw):
 
 
 @settings(max_examples=12, deadline=None)
-@given(steps(), st.integers(0, 99))
-def test_random_steps(program, seed):
+@given(steps(), st.integers(0, 99), st.data())
+def test_random_steps(program, seed, data):
+    """By default, and fused by hand: some that follow each other, in loops of the first."""
     text, heads = program
     allocated = [f'{x} = T.alloc_sparse_buffer((I, H), "float32")' for x in "UV"]
     used = {name: over for name, over in BUFFERS.items() if f"{name}[" in text}
     func = small("f", "\n".join([*allocated, text]), f"H = T.dense_fixed({heads})", **used)
-    check(func, 5 if heads == "heads" else int(heads), seed)
+    count = 5 if heads == "heads" else int(heads)
+    check(func, count, seed)
+    sch = sparsetir.Schedule(func)
+    every = [sch.get_sparse_iteration(it.name) for it in sparse_iterations(func)]
+    begin = data.draw(st.integers(0, len(every) - 2))
+    end = data.draw(st.integers(begin + 2, len(every)))
+    order = data.draw(st.permutations(sch.get_sp_iters(every[begin])))
+    try:
+        sch.fuse_steps(every[begin:end], order[: data.draw(st.integers(1, len(order)))])
+    except sparsetir.ScheduleError:
+        return
+    check(sch.func, count, seed)
 
 
 def test_a_value_that_two_sums_set():

@@ -13,6 +13,7 @@ from positions_common import layer
 from programs import PROGRAMS
 from schedule_common import opened, program, refused, table
 from schedule_common import steps as do
+from small import small
 from sparsetir.schedules.operators import rgms
 
 ScheduleError = sparsetir.ScheduleError
@@ -50,6 +51,22 @@ BLOCKED = """k0, k1 = split(k, [None, 4])
 sparse_reorder(it, [i, k0, j, k1])
 precompute("C", k0, [k1])
 tiles("B", it, {"J_": [2, 2], "K": [4]}, order=["K0", "J_0", "J_1", "K1", "J_2"])"""
+STEPS = small("steps", """
+TOTAL = T.alloc_sparse_buffer((I,), "float32")
+with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+    with T.init():
+        TOTAL[i] = 0.0
+    TOTAL[i] = TOTAL[i] + A[i, j]
+with T.sp_iter([I, J], "SS", "divide") as [i, j]:
+    A[i, j] = A[i, j] / TOTAL[i]
+with T.sp_iter([I], "S", "last") as [i]:
+    C[i] = C[i] + TOTAL[i]
+with T.sp_iter([I, J], "SS", "gather") as [i, j]:
+    B[i, j] = C[j]
+with T.sp_iter([I, J], "SS", "ordered") as [i, j]:
+    T.sp_iter_attr({"ordered": 1})
+    C[i] = B[i, j]
+""", A="I J", B="I J", C="I")  # fmt: skip
 # By section: the program, its iteration, and what is done before.
 SECTIONS: dict[str, tuple[Any, str, str]] = {
     "spmm": (program(), "spmm", ""),
@@ -97,6 +114,7 @@ SECTIONS: dict[str, tuple[Any, str, str]] = {
         changed(("        TOTAL[()] = 1.0 / TOTAL[()]", "        for n in range(1):\n"
                  "            TOTAL[()] = 1.0 / TOTAL[()]"), text=SOFTMAX.script()),
         "rows", "_, lanes = split(h, [None, 2])"),
+    "steps": (STEPS, "sums", ""),
     "fibers": (sparsetir.from_source(programs.SUMS), "sums", ""),
     "layer of rows": (layer_with(("* W[k, l]", "* W[k, l] * Y2[i]")), "layer", TILES),
     "layer of spatial sums": (layer_with(("SRRS", "SRSS")), "layer", TILES),
@@ -451,6 +469,24 @@ distribute(h)
 distribute(h)  # 'H' is not proven free of races (scatter
 [softmax in a loop]
 distribute(lanes)  # expected stores and iterations in 'rows'
+[steps]
+fuse_steps([], [i])  # - argument 'steps': expected two or more iterations that follow .. got []
+fuse_steps([it], [i])  # - argument 'steps': expected two or more .. got ['sums']
+fuse_steps([it, of("last")], [i])  # - that follow each other .. got ['sums', 'last']
+fuse_steps([of("divide"), it], sch.get_sp_iters(of("divide"))[:1])  # - got ['divide', 'sums']
+fuse_steps([of("ordered"), it], sch.get_sp_iters(of("ordered"))[:1])  # - got ['ordered', 'sums']
+fuse_steps([it, of("divide")], [i, i])  # - argument 'loops': expected different loops, got ['I', 'I']
+fuse_steps([it, of("divide")], [])  # - argument 'loops': expected different loops, got []
+fuse_steps([it, of("divide")], [j])  # expected a spatial loop over the dense axis 'J' in 'sums'
+fuse_steps([of("divide"), of("last")], sch.get_sp_iters(of("divide")))
+    expected a spatial loop over the dense axis 'J' in 'divide'
+fuse_steps([of("last"), of("gather")], sch.get_sp_iters(of("last")))
+    loop 'I' is not proven free of races (
+fuse_steps([of("gather"), of("ordered")], sch.get_sp_iters(of("gather"))[:1])
+    expected iterations without annotations, got {'ordered': 1}
+annotate(it, "note", 1); fuse_steps([it, of("divide")], [i])  # without annotations, got {'note'
+fuse_steps([it, of("divide")], [i]); fuse_steps([of("sums_steps"), of("last")], [i])
+    expected iterations without others inside
 [fibers]
 positions(sparse_fuse(it, [k, l]), parts=2)  # argument 'parts': expected None below 'J'
 positions(sparse_fuse(it, [k, l]), rows="search")  # argument 'rows': expected "table" below 'J'
