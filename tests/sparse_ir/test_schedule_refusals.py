@@ -475,7 +475,7 @@ fuse_steps([it], [i])  # - argument 'steps': expected two or more .. got ['sums'
 fuse_steps([it, of("last")], [i])  # - that follow each other .. got ['sums', 'last']
 fuse_steps([of("divide"), it], sch.get_sp_iters(of("divide"))[:1])  # - got ['divide', 'sums']
 fuse_steps([of("ordered"), it], sch.get_sp_iters(of("ordered"))[:1])  # - got ['ordered', 'sums']
-fuse_steps([it, of("divide")], [i, i])  # - argument 'loops': expected different loops, got ['I', 'I']
+fuse_steps([it, of("divide")], [i, i])  # - 'loops': expected different loops, got ['I', 'I']
 fuse_steps([it, of("divide")], [])  # - argument 'loops': expected different loops, got []
 fuse_steps([it, of("divide")], [j])  # expected a spatial loop over the dense axis 'J' in 'sums'
 fuse_steps([of("divide"), of("last")], sch.get_sp_iters(of("divide")))
