@@ -111,7 +111,7 @@ class RowOrders(NamedTuple):
         if short:
             return partial(self.by_length, m, n, nnz, work)
         if long_rows(m, n, nnz) and shared_columns(indptr, indices, n, ROWS_UNPACKED) >= SHARED:
-            return lambda feat: self.in_panels(n, feat) if nnz * feat >= work else None
+            return lambda feat: self.in_row_panels(n, feat) if nnz * feat >= work else None
         return None
 
     def in_packed_slices(self, indptr: Any, indices: Any, work: int) -> SlicedRows | None:
@@ -153,7 +153,7 @@ class RowOrders(NamedTuple):
             parallel=parallel, window=WINDOW, packed=False,
         )  # fmt: skip
 
-    def in_panels(self, n: int, feat: int) -> RowTile | None:
+    def in_row_panels(self, n: int, feat: int) -> RowTile | None:
         """The panels for a number of columns and of features; None if single rows are faster."""
         vectors = VECTORS if feat >= VECTORS * self.lanes else VECTORS // 2
         tile = vectors * self.lanes

@@ -131,7 +131,7 @@ class PanelThreads(GpuTiled):
             occupancy=occupancy,
         )  # fmt: skip
 
-    in_panels = True  # see :class:`sparsetir.schedules.templates.row_tile.RowTile`
+    in_row_panels = True  # see :class:`sparsetir.schedules.templates.row_tile.RowTile`
 
     @property
     def unpacked(self) -> PanelThreads:

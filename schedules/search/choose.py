@@ -28,8 +28,8 @@ from sparsetir.schedules.search.shared_columns import SHARED, stays_near
 from sparsetir.schedules.search.visit_orders import (
     VECTORS,
     WINDOW,
-    panel_rows,
-    panels_pay,
+    row_panels,
+    row_panels_pay,
     sorting_pays,
 )
 from sparsetir.schedules.targets import cpu_name, is_gpu, l1_bytes, l2_bytes, vector_registers
@@ -155,7 +155,7 @@ def candidates(problem: Any, stats: Statistics, target: Any) -> Sequence[Any]:
 def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     """Full blocks, if the matrix consists of them (see :func:`block_rows`); else row blocks.
 
-    Panels of rows by pattern for pruned weights, if :func:`panels_pay` says so, and for rows that
+    Row panels by pattern for pruned weights, if :func:`row_panels_pay` says so, and for rows that
     share columns (see :mod:`sparsetir.schedules.row_orders`; here, with values in the order of
     visits, 0.6 to 0.85 of the time of rows for the same matrices, with 64 features up to 1.02).
 
@@ -224,8 +224,8 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     # Registers hold the sums of four rows for four vectors, or there is one tile of two.
     sharing = sharing and (most >= ROWS_UNPACKED * VECTORS or stats.feat <= 2 * lanes)
     sharing = sharing and stays_near(stats.n, tile * summed)
-    if plain and (sharing or panels_pay(*sizes, lanes, cpu)):
-        configs.insert(0, panel_rows(stats, lanes, most, summed, parallel, cpu, sharing))
+    if plain and (sharing or row_panels_pay(*sizes, lanes, cpu)):
+        configs.insert(0, row_panels(stats, lanes, most, summed, parallel, cpu, sharing))
     if 1 < stats.block and lanes <= stats.feat and plain:
         fmt = BSR(stats.block, stats.block)
         configs.insert(0, block_rows(problem, stats, fmt, True, target))

@@ -16,9 +16,9 @@ from sparsetir.sparse_ir.recipes.diagonals import slice_diagonals
 
 # Places in which a pattern is sampled, and the most nonzeros of each.
 WINDOWS, MOST = 4, 1 << 13
-# The most places of a table of columns in panels per nonzero; beyond it nonzeros are sorted.
+# The most places of a table of columns in row panels per nonzero; beyond it nonzeros are sorted.
 TABLE = 24
-# The least nonzeros per row and column, and per distinct column of a panel, for which panels pay.
+# The least nonzeros per row and column, and per distinct column of a row panel, for which it pays.
 LENGTH, SHARED = 24, 1.7
 # The least share of nonzeros in slices of diagonals for which code for them pays.
 ON_DIAGONALS = 0.25

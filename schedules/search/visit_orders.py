@@ -15,11 +15,11 @@ ROWS, LENGTH = 8192, 6
 # The most vectors per tile for which sorted rows pay, and rows that are sorted together.
 NARROW, WINDOW = 2, 4096
 
-# The least elements per row for panels of four, five and six rows, else three: by name for CPUs
-# that were measured with larger panels, and for others.
+# The least elements per row for row panels of four, five and six rows, else three: by name for CPUs
+# that were measured with larger ones, and for others.
 ELEMENTS = {"znver5": (64, 100, 200)}
 ELEMENTS_ELSEWHERE = (64, 400)
-# The vectors per tile of panels, and the most rows of panels whose tiles have fewer.
+# The vectors per tile of row panels, and the most rows of those whose tiles have fewer.
 VECTORS, MOST_ROWS_NARROW = 4, 5
 # Bytes per element and column.
 PLACE = 8
@@ -42,8 +42,8 @@ def sorting_pays(m: int, n: int, nnz: int, feat: int, bytes: int, lanes: int) ->
     return m >= ROWS and near and 0 < nnz <= LENGTH * m and feat <= NARROW * lanes
 
 
-def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -> bool:
-    """Whether panels are faster than single rows: if patterns have enough entries.
+def row_panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -> bool:
+    """Whether row panels are faster than single rows: if patterns have enough entries.
 
     Measured on Cascade Lake (AVX-512, one thread, float32), 64 x 256 to 2048 x 512 and 512 x 2048
     with 50 to 90 % zeros, 32, 128 and 512 features, against row blocks:
@@ -75,7 +75,7 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
     return False
 
 
-def panel_rows(
+def row_panels(
     stats: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = "",
     sharing: bool = False,
 ) -> RowTile:  # fmt: skip

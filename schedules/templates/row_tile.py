@@ -9,7 +9,7 @@ Rows may be visited in other orders:
 
 - by length (`window`, :mod:`sparsetir.sparse_ir.schedule.sort_rows_by_length`), for matrices with
   many short rows: a mispredicted end of a row costs as much time as some elements
-- in panels of a few (`rows`), in each the columns with the same set of its rows together
+- in row panels of a few (`rows`), in each the columns with the same set of its rows together
   (:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`), for pruned weights: each pattern
   has its own loop, in which a row of B is loaded once for all of its rows, and the sums of a panel
   stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-coarsen,
@@ -82,12 +82,12 @@ class RowTile(register_tile.RegisterTile):
         super().__post_init__()
         expect(self, "pack", self.tiles_first or not self.pack, "False without 'tiles_first'")
         one_by_one = self.in_order and self.parts == 1 and not self.pack
-        wanted = "1 or more for copies, parts, rows by length and panels"
+        wanted = "1 or more for copies, parts, rows by length and row panels"
         expect(self, "blocks", self.blocks > 0 or one_by_one, wanted)
         whole = self.tail == "exact"
         wanted = f"1 where tiles of {self.tile} features overlap, as {self.feat} is no multiple"
         expect(self, "parts", whole or self.parts == 1, wanted)
-        if self.in_panels:
+        if self.in_row_panels:
             for name, alone in (("parts", 1), ("window", 0), ("prefetch", 0), ("ahead", 0)):
                 wanted = f"{alone} with panels of rows"
                 expect(self, name, getattr(self, name) == alone, wanted)
@@ -96,14 +96,14 @@ class RowTile(register_tile.RegisterTile):
         expect(self, "parts", alone, "1 where rows are sorted by length")
 
     @property
-    def in_panels(self) -> bool:
-        """Whether rows form panels."""
+    def in_row_panels(self) -> bool:
+        """Whether rows form panels: groups that are visited together, not copies of B."""
         return self.rows > 1
 
     @property
     def in_order(self) -> bool:
         """Whether elements are visited in the order of the matrix."""
-        return not self.window and not self.in_panels
+        return not self.window and not self.in_row_panels
 
     @property
     def unpacked(self) -> RowTile:
@@ -111,7 +111,7 @@ class RowTile(register_tile.RegisterTile):
 
         Reading the position of a value takes less time than the sums that follow, and the remaining
         gain of panels pays if they have at least four rows (see
-        :func:`sparsetir.schedules.search.visit_orders.panels_pay`).
+        :func:`sparsetir.schedules.search.visit_orders.row_panels_pay`).
         """
         if self.in_order:
             return self
@@ -157,7 +157,7 @@ def in_tiles(
         `parts` and `ahead`
     hoist : as for `precompute`
     """
-    if config.in_panels:
+    if config.in_row_panels:
         return _panels(sch, nest, config, named)
     return _rows(sch, nest, config, named, hoist)
 
@@ -234,7 +234,7 @@ def _panels(sch: Schedule, nest: RowReduction, config: RowTile, named: bool) -> 
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowTile) -> Arranged:
-    """CSR unchanged, in as many blocks of rows or panels and parts of the columns."""
+    """CSR unchanged, in as many blocks of rows or row panels and parts of the columns."""
     del problem
     stored = Stored(keeps_order=config.in_order or not config.packed)
     return Arranged(stored, matrix.arguments(), numbers(config, matrix.shape[0]))

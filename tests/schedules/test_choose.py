@@ -125,10 +125,10 @@ def test_panels_of_rows_that_share_columns():
     config = choose(Spmm(), mesh, CPU)
     assert (config.rows, config.pack, config.unpacked.rows) == (4, True, 4)
     for other in ({"shared": 1.5}, {"feat": 24}, {"n": 10**5}):
-        assert not choose(Spmm(), replace(mesh, **other), CPU).in_panels
+        assert not choose(Spmm(), replace(mesh, **other), CPU).in_row_panels
     few_registers = tvm.target.Target({**X86, "mcpu": "haswell"})
-    assert not choose(Spmm(), mesh, few_registers).in_panels
-    assert choose(Spmm(), replace(mesh, feat=16), few_registers).in_panels
+    assert not choose(Spmm(), mesh, few_registers).in_row_panels
+    assert choose(Spmm(), replace(mesh, feat=16), few_registers).in_row_panels
 
 
 def test_plans_measure_columns_in_common_of_long_rows():
@@ -155,17 +155,17 @@ def test_panels_of_pruned_weights():
     narrow = [replace(stats, feat=32) for stats in larger]
     assert [choose(Spmm(), stats, zen).rows for stats in narrow] == [4, 5, 5]
     large = Statistics(m=65536, n=512, nnz=65536 * 110, feat=512)
-    assert choose(Spmm(), large, zen).in_panels
-    assert not choose(Spmm(), large, CPU).in_panels
+    assert choose(Spmm(), large, zen).in_row_panels
+    assert not choose(Spmm(), large, CPU).in_row_panels
     small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
     assert choose(Spmm(), small, CPU).rows == 3
     for rows in (
         replace(PRUNED, nnz=512 * 1024 // 20), replace(PRUNED, n=128, nnz=512 * 25),
         replace(PRUNED, feat=16), replace(PRUNED, m=8, nnz=8 * 100), GRAPH,
     ):  # fmt: skip
-        assert not choose(Spmm(), rows, CPU).in_panels
+        assert not choose(Spmm(), rows, CPU).in_row_panels
     for problem in (Spmm(batched=True), Spmm(reduce="max")):
-        assert not choose(problem, PRUNED, CPU).in_panels
+        assert not choose(problem, PRUNED, CPU).in_row_panels
     in_threads = choose(Spmm(), replace(PRUNED, threads=4, feat=512), CPU)
     assert in_threads.parallel and in_threads.blocks * in_threads.tiles(512) % 4 == 0
 

@@ -144,13 +144,17 @@ def test_edges_in_any_order():
     b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
     twice = torch.cat([edges, edges[:, -9:]], dim=1), torch.cat([values, values[-9:]])
     turned = edges.flip(1), values.flip(0)
-    for (order, weights), in_panels in (((edges, values), True), (turned, False), (twice, False)):
+    for (order, weights), in_row_panels in (
+        ((edges, values), True),
+        (turned, False),
+        (twice, False),
+    ):
         result = sparsetir.ops.spmm((order, (200, 48)), b, values=weights)
         exact = sp.coo_array((weights, tuple(order.flip(0))), (48, 200)) @ b.numpy()
         np.testing.assert_allclose(result, exact, rtol=1e-12)
         structure = sparsetir.ops.structure_of(torch.zeros(49), order, 200)
         plan = structure.plan("spmm", 32, torch.float64)
-        assert plan.config.in_panels == in_panels
+        assert plan.config.in_row_panels == in_row_panels
 
 
 def test_sums_stay_in_registers():

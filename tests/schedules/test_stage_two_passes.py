@@ -57,7 +57,7 @@ def test_what_meets_where_the_caller_vouches_for_it():
         sch.rewrite(one_launch, BOTH, race="no")
 
 
-def in_panels(by: str) -> tuple[Any, Any, Any]:
+def in_row_panels(by: str) -> tuple[Any, Any, Any]:
     """A schedule of spmm with sums of a pattern in a workspace, gone on to stage II; its reduce."""
     sch, it, (i, j, k) = opened()
     sch.bound(k, 4, "exact")
@@ -91,7 +91,7 @@ def with_cases(sch: Any, loops: Any, by: str) -> None:
 @pytest.mark.parametrize("by", ["pattern", "count"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_is_written_out_means_the_same(by: str, count: int) -> None:
-    sch, loops, reduce = in_panels(by)
+    sch, loops, reduce = in_row_panels(by)
     sch.rewrite(skip_if_empty, "spmm0", reduce)
     sch.rewrite(unroll_with_remainder, reduce, count)
     with_cases(sch, loops, by)
@@ -100,7 +100,7 @@ def test_what_is_written_out_means_the_same(by: str, count: int) -> None:
 
 
 def rewritten(*args: Any) -> Any:
-    return in_panels("count")[0].rewrite(*args)
+    return in_row_panels("count")[0].rewrite(*args)
 
 
 def tiled(vectors: int | None = 2) -> tuple[Any, Any]:

@@ -376,8 +376,8 @@ def plan_per_run(op: str, pattern: CsrPattern, feat: int, **options: object) -> 
         return settled.on(replace(like, matrix=pattern))
     wanted = requested(op, pattern, feat, **options)
     settled, statistics = _unbound(wanted, pattern), wanted.statistics
-    in_panels = getattr(settled.config, "in_panels", False)
-    if not in_panels and not statistics.asks_for_locality and max(sizes) < 1 << 30:
+    in_row_panels = getattr(settled.config, "in_row_panels", False)
+    if not in_row_panels and not statistics.asks_for_locality and max(sizes) < 1 << 30:
         if len(_likes) >= MOST_LIKES:
             _likes.clear()
         _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
@@ -395,8 +395,8 @@ def _unbound(wanted: Request, pattern: CsrPattern) -> Plan:
 def _per_run(config: Config, pattern: CsrPattern) -> Config:
     """The config adapted to values passed in each run, and to unsorted columns."""
     config = getattr(config, "unpacked", config)
-    in_panels = getattr(config, "in_panels", False)
-    return getattr(config, "by_rows", config) if in_panels and not pattern.increases else config
+    in_row_panels = getattr(config, "in_row_panels", False)
+    return getattr(config, "by_rows", config) if in_row_panels and not pattern.increases else config
 
 
 def plan_candidates(
