@@ -1,6 +1,10 @@
 """PyG's own layers on our kernels."""
 
+import contextlib
 import gc
+import sys
+import threading
+import types
 import warnings
 
 import pytest
@@ -164,19 +168,106 @@ def test_entered_again(calls):
     assert pyg.SAGEConv.propagate is before
 
 
+def patched():
+    """What of PyG may be replaced."""
+    return (
+        torch_geometric.utils.spmm,
+        pyg.conv.sage_conv.spmm,
+        pyg.conv.gcn_conv.gcn_norm,
+        pyg.conv.sg_conv.gcn_norm,
+        pyg.MessagePassing.__dict__.get("_call_impl"),
+        pyg.SAGEConv.propagate,
+        torch.jit.script,
+    )
+
+
 def test_undo_restores_pyg():
-    pyg.SAGEConv(FEATURES, 4)
-    before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
-    norm = pyg.conv.gcn_conv.gcn_norm
+    layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
+    before = patched()
     outer = accelerate()
     with accelerate():
-        assert torch_geometric.utils.spmm is not before[0]
-    assert pyg.SAGEConv.propagate is not before[1]
+        layer(x, edges)
+    assert all(now is not old for now, old in zip(patched(), before, strict=True))
     outer.undo()
     outer.undo()
-    assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
-    assert pyg.conv.sage_conv.spmm is before[0]
-    assert pyg.conv.gcn_conv.gcn_norm is pyg.conv.sg_conv.gcn_norm is norm
+    assert patched() == before
+    with pytest.raises(KeyError), accelerate(), accelerate():
+        layer(x, edges)
+        raise KeyError
+    assert patched() == before
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_threads_that_enter_and_leave(shared):
+    """PyG is replaced while any thread is inside, of which one fails, and restored then."""
+    layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
+    before, expected = patched(), layer(x, edges)
+    patch, results = accelerate(), []
+    patch.undo()
+
+    def run(n):
+        with contextlib.suppress(ZeroDivisionError):
+            for step in range(200):
+                with patch if shared else accelerate():
+                    out = layer(x, edges)
+                    assert torch_geometric.utils.spmm is not before[0]
+                    1 / (n - step)
+        results.append(out)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(n,)) for n in (50, 100, 300)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert patched() == before
+    torch.testing.assert_close(results, [expected] * 3)
+
+
+def test_entering_again_searches_only_after_changes(calls, monkeypatch):
+    """In each step of a training; modules and classes that are new since are found."""
+    x, (edges, _) = torch.randn(NODES, FEATURES), graph()
+    search, searches = adapter._Patches._search, []
+    monkeypatch.setattr(adapter._Patches, "_search", lambda p: searches.append(1) or search(p))
+    with accelerate():
+        pass
+    searches.clear()
+    for _ in range(3):
+        with accelerate():
+            pass
+    assert not searches
+
+    class Derived(pyg.SAGEConv):
+        pass
+
+    with accelerate():
+        pass
+    layer = Derived(FEATURES, 4)  # its class has its own `propagate` from now on
+    with accelerate(None):
+        layer(x, edges)
+    assert len(calls) == 1
+
+    module = types.ModuleType("torch_geometric.imported_later")
+    module.spmm = torch_geometric.utils.spmm
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with accelerate():
+        assert module.spmm is torch_geometric.utils.spmm
+        late = module.spmm
+    assert module.spmm is torch_geometric.utils.spmm is not late
+    late(torch.eye(NODES).to_sparse_csr(), x)  # is PyG's after the end
+    assert len(calls) == 1
+
+    def own(src, other, reduce="sum"):
+        raise NotImplementedError
+
+    monkeypatch.setattr(pyg.conv.sage_conv, "spmm", own)  # another's is left alone
+    with accelerate():
+        assert pyg.conv.sage_conv.spmm is own
+    assert pyg.conv.sage_conv.spmm is own
 
 
 def test_nothing_is_kept_of_edges_that_are_made_in_each_call():
@@ -200,6 +291,7 @@ def norms(monkeypatch):
         return norm(lambda *x, **named: computed.append(x) or old(*x, **named), *args, **options)
 
     monkeypatch.setattr(adapter, "_gcn_norm", counted)
+    monkeypatch.setattr(adapter, "_patches", adapter._Patches())
     return computed
 
 
@@ -254,11 +346,12 @@ def test_norms_that_were_written_to_are_made_again(norms):
     assert len(norms) == 2
 
 
-@pytest.mark.parametrize("name", ["_set_jittable_templates", "explain", "get_param_names"])
+@pytest.mark.parametrize("name", ["explain", "get_param_names"])
 def test_a_pyg_without_what_is_needed(name, calls, monkeypatch):
     """Nothing is patched, each call warns, and the next that can succeeds."""
     layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
     before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
+    monkeypatch.setattr(adapter, "_patches", adapter._Patches())
     with monkeypatch.context() as other:
         other.delattr(
             type(layer.inspector) if name == "get_param_names" else pyg.MessagePassing, name
@@ -281,10 +374,10 @@ def test_a_failure_half_way_is_undone(monkeypatch):
 
     replace = adapter._Patches._replace
 
-    def fail(self, owner, name, new):
-        if name == "propagate":
+    def fail(self, replacement):
+        if replacement[2] == "_call_impl":
             raise ValueError("here")
-        replace(self, owner, name, new)
+        replace(self, replacement)
 
     with monkeypatch.context() as other:
         other.setattr(adapter._Patches, "_replace", fail)

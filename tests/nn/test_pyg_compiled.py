@@ -16,16 +16,16 @@ from torch_geometric import EdgeIndex  # noqa: E402
 
 from graph_models import EDGES, FEATURES, NODES, Own, edges, gradients  # noqa: E402
 
-PLAIN = pyg.MessagePassing.__dict__.get("__call__")
+PLAIN = pyg.MessagePassing.__dict__.get("_call_impl")
 
 
 @pytest.fixture(autouse=True)
 def afresh():
     torch._dynamo.reset()
     torch.manual_seed(0)
-    assert pyg.MessagePassing.__dict__.get("__call__") is PLAIN
+    assert pyg.MessagePassing.__dict__.get("_call_impl") is PLAIN
     yield
-    assert pyg.MessagePassing.__dict__.get("__call__") is PLAIN
+    assert pyg.MessagePassing.__dict__.get("_call_impl") is PLAIN
 
 
 @pytest.fixture

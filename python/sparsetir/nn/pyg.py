@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from types import TracebackType
@@ -31,11 +31,13 @@ EDGES = 50_000
 # compiled from this share of as many edges, about the fewest that gain (GAT on Zen 5: 5,000).
 SHARE_OF_BATCHES = 1 / 6
 MISSING = object()
+# Owner, its attributes, a name, the old and the new value.
+Replacement = tuple[Any, Mapping[str, Any], str, Any, Any]
 REDUCTIONS = ("sum", "add", "mean", "min", "max")  # of PyG's `spmm`
 # Required attributes of layers, some of them private, which other versions of PyG may lack.
 NEEDED = (
     *METHODS, *HOOKS,
-    "_set_jittable_templates", "propagate", "fuse", "flow", "decomposed_layers", "explain",
+    "propagate", "fuse", "flow", "decomposed_layers", "explain",
     "aggr_module",
     "inspector.get_param_names",
 )  # fmt: skip
@@ -116,17 +118,19 @@ class accelerate(AbstractContextManager["accelerate"]):
         _patches.begin(compile_from)
 
     def __enter__(self) -> accelerate:
-        if self._undone:
-            _patches.begin(self._compile_from)
-            self._undone = False
-        self._depth += 1
+        with _patches.lock:  # threads may share it
+            if self._undone:
+                _patches.begin(self._compile_from)
+                self._undone = False
+            self._depth += 1
         return self
 
     def undo(self) -> None:
         """Restore PyG, unless another `accelerate` is still active."""
-        if not self._undone:
-            self._undone = True
-            _patches.end(self._compile_from)
+        with _patches.lock:
+            if not self._undone:
+                self._undone = True
+                _patches.end(self._compile_from)
 
     def __exit__(
         self,
@@ -134,24 +138,28 @@ class accelerate(AbstractContextManager["accelerate"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self.undo()
+        with _patches.lock:
+            self._depth -= 1
+            if not self._depth:
+                self.undo()
 
 
 class _Patches:
     """Replaced attributes of PyG, with their old values."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._users: list[int | None] = []  # each one's number of edges to compile from
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replaced: list[Replacement] = []
+        # A search takes milliseconds, and training enters in each step: what the last one returned
+        # is used again, unless modules were imported or attributes replaced since.
+        self._found: list[Replacement] = []
+        self._searched = 0  # how many modules there were
 
     def begin(self, compile_from: int | None) -> None:
         """Add a user; a failure changes nothing."""
-        with self._lock:
+        with self.lock:
             if not self._users:
-                _check()
                 try:
                     self._install()
                 except BaseException:
@@ -161,26 +169,25 @@ class _Patches:
 
     def end(self, compile_from: int | None) -> None:
         """Remove a user; the last one restores PyG."""
-        with self._lock:
+        with self.lock:
             self._users.remove(compile_from)
             if not self._users:
                 self._restore()
 
     def _restore(self) -> None:
-        for owner, name, old, new in reversed(self._replaced):
+        for owner, attributes, name, old, new in reversed(self._replaced):
             # A later replacement by others is left alone.
-            if vars(owner).get(name) is not new:
-                continue
-            if old is MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, old)
+            if attributes.get(name) is new:
+                if old is MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, old)
         self._replaced.clear()
 
     def _script(self, old: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `torch.jit.script` with PyG restored, as it compiles sources of functions."""
         kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 2
-        with self._lock:
+        with self.lock:
             self._restore()
             try:
                 return old(*args, **kwargs)
@@ -188,58 +195,69 @@ class _Patches:
                 if self._users:
                     self._install()
 
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._replaced.append((owner, name, vars(owner).get(name, MISSING), new))
+    def _replace(self, replacement: Replacement) -> None:
+        self._replaced.append(replacement)
+        owner, _, name, _, new = replacement
         setattr(owner, name, new)
 
     def _install(self) -> None:
         from torch_geometric import backend
+        from torch_geometric.typing import WITH_SEGMM
+
+        if len(sys.modules) != self._searched or any(
+            attributes.get(name, MISSING) is not old for _, attributes, name, old, _ in self._found
+        ):
+            _check()
+            self._search()
+        for replacement in self._found:
+            self._replace(replacement)
+        if not WITH_SEGMM and backend.use_segment_matmul is None:
+            # `RGCNConv` decides in each call by numbers that break graphs.
+            self._replace(_replacement(backend, "use_segment_matmul", False))
+
+    def _search(self) -> None:
+        """Find what to replace from the beginning, by what."""
         from torch_geometric.nn import MessagePassing
         from torch_geometric.nn.conv.gcn_conv import gcn_norm
-        from torch_geometric.typing import WITH_SEGMM
         from torch_geometric.utils import spmm
 
         # Copies, as another thread may import meanwhile.
-        modules = sys.modules.copy().items()
-        for old, run in ((spmm, _spmm), (gcn_norm, _gcn_norm)):
-            new = _with_fallback(old, run)
-            for module in [m for n, m in modules if n.startswith("torch_geometric")]:
-                for name in [n for n, value in vars(module).copy().items() if value is old]:
-                    self._replace(module, name, new)
-        for layer in _subclasses(MessagePassing):
-            self._wrap_propagate(layer)
-        make = MessagePassing._set_jittable_templates
-
-        # A class gets its own `propagate` with its first instance.
-        @functools.wraps(make)
-        def make_and_wrap(layer: Any, *args: Any, **kwargs: Any) -> None:
-            make(layer, *args, **kwargs)
-            with self._lock:
-                if self._users:
-                    self._wrap_propagate(type(layer))
-
-        self._replace(MessagePassing, "_set_jittable_templates", make_and_wrap)
-        self._replace(MessagePassing, "__call__", self._call_of(MessagePassing))
-        self._replace(torch.jit, "script", _with_fallback(torch.jit.script, self._script))
-        if not WITH_SEGMM and backend.use_segment_matmul is None:
-            # `RGCNConv` decides in each call by numbers that break graphs.
-            self._replace(backend, "use_segment_matmul", False)
+        modules = sys.modules.copy()
+        of_pyg = [m for n, m in modules.items() if n.startswith("torch_geometric")]
+        half_imported = any(getattr(m.__spec__, "_initializing", False) for m in of_pyg)
+        self._searched = 0 if half_imported else len(modules)
+        replaced = {
+            spmm: _with_fallback(spmm, _spmm),
+            gcn_norm: _with_fallback(gcn_norm, _gcn_norm),
+        }
+        self._found = [
+            _replacement(module, name, new)
+            for module in of_pyg
+            for name, value in vars(module).copy().items()
+            for old, new in replaced.items()
+            if value is old
+        ]
+        self._found += [
+            _replacement(MessagePassing, "_call_impl", self._call_of(MessagePassing)),
+            _replacement(torch.jit, "script", _with_fallback(torch.jit.script, self._script)),
+        ]
 
     def _call_of(self, base: type) -> Callable[..., Any]:
-        """A `__call__` that compiles layers on batches, and those that are no sparse product."""
-        before = vars(base).get("__call__")
+        """A call that compiles layers on batches, and those that are no sparse product."""
+        before = vars(base).get("_call_impl")
 
         def old(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if before is not None:
                 return before(layer, *args, **kwargs)
             # Looked up in each call, as a tracer of torch.fx may replace it.
             parent: Any = super(base, layer)
-            return parent.__call__(*args, **kwargs)
+            return parent._call_impl(*args, **kwargs)
 
-        @functools.wraps(base.__call__)
+        @functools.wraps(base._call_impl)
         def new(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return old(layer, *args, **kwargs)
+            self._wrap_propagate(type(layer))
             least = next(reversed(self._users), None)  # another thread may end
             if least is None:
                 return old(layer, *args, **kwargs)
@@ -254,11 +272,20 @@ class _Patches:
         return new
 
     def _wrap_propagate(self, layer: type) -> None:
+        """Replace a class's own `propagate`, which it gets with its first instance."""
         original = vars(layer).get("propagate")
         if original is not None and not hasattr(original, "is_sparsetir"):
             new = _with_fallback(original, _propagate)
             new.is_sparsetir = True
-            self._replace(layer, "propagate", new)
+            with self.lock:
+                # Another thread may have ended all uses, or done this.
+                if self._users and vars(layer).get("propagate") is original:
+                    self._replace(_replacement(layer, "propagate", new))
+
+
+def _replacement(owner: Any, name: str, new: Any) -> Replacement:
+    attributes = vars(owner)
+    return owner, attributes, name, attributes.get(name, MISSING), new
 
 
 _patches = _Patches()
@@ -277,18 +304,14 @@ def _check() -> None:
         ) from error
 
 
-def _subclasses(layer: type) -> Iterator[type]:
-    for other in layer.__subclasses__():
-        yield other
-        yield from _subclasses(other)
-
-
 def _with_fallback(old: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls `run(old, ...)`, except where PyG's own operators are needed."""
 
     @functools.wraps(old)
     def new(*args: Any, **kwargs: Any) -> Any:
-        return old(*args, **kwargs) if _wants_pyg() else run(old, *args, **kwargs)
+        # Who imported it meanwhile has it after the end, too.
+        use_old = not _patches._users or _wants_pyg()
+        return old(*args, **kwargs) if use_old else run(old, *args, **kwargs)
 
     return new
 
