@@ -4,6 +4,7 @@ import contextlib
 import gc
 import sys
 import threading
+import time
 import types
 import warnings
 
@@ -198,7 +199,7 @@ def test_undo_restores_pyg():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_threads_that_enter_and_leave(shared):
+def test_threads_that_enter_and_leave(shared, monkeypatch):
     """PyG is replaced while any thread is inside, of which one fails, and restored then."""
     layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
     before, expected = patched(), layer(x, edges)
@@ -207,23 +208,25 @@ def test_threads_that_enter_and_leave(shared):
 
     def run(n):
         with contextlib.suppress(ZeroDivisionError):
-            for step in range(200):
+            for step in range(40):
                 with patch if shared else accelerate():
                     out = layer(x, edges)
                     assert torch_geometric.utils.spmm is not before[0]
                     1 / (n - step)
         results.append(out)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=run, args=(n,)) for n in (50, 100, 300)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    begin = adapter._Patches.begin
+
+    def begin_late(patches, compile_from):
+        time.sleep(1e-3)  # others run
+        begin(patches, compile_from)
+
+    monkeypatch.setattr(adapter._Patches, "begin", begin_late)
+    threads = [threading.Thread(target=run, args=(n,)) for n in (10, 20, 300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert patched() == before
     torch.testing.assert_close(results, [expected] * 3)
 
