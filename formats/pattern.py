@@ -135,6 +135,11 @@ class Pattern:
         counts = np.bincount(self.coords[0], minlength=self.shape[0])
         return starts(counts, index_type(self.nnz))
 
+    @cached_property
+    def csr(self) -> tuple[np.ndarray, np.ndarray]:
+        """The arrays of a matrix in CSR, of one type."""
+        return self.indptr.astype(self.columns.dtype, copy=False), self.columns
+
     @property
     def idtype(self) -> str:
         """The index type that holds all of its lengths and its nnz."""

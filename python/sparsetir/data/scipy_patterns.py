@@ -12,7 +12,7 @@ from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.formats.pattern import Pattern
 
 FORMATS = ("csr", "csc", "coo")  # formats whose patterns are kept
-SMALL = 4096  # indices up to which a copy takes less time than a call of a NumPy function
+SMALL = 1 << 14  # indices up to which a copy takes less time than a call of a NumPy function
 
 
 class _Copied(NamedTuple):
@@ -61,6 +61,15 @@ def adopt_matrix(caller: str, name: str, data: Any) -> SparseMatrix:
 
 def known_tensor(data: Any) -> SparseTensor | None:
     """The result of :func:`adopt` for an object whose pattern is kept, else None."""
+    stored = known_stored(data)
+    if stored is None:
+        return None
+    kind = SparseMatrix if len(stored.pattern.shape) == 2 else SparseTensor
+    return kind.of_stored(stored)
+
+
+def known_stored(data: Any) -> Stored | None:
+    """The pattern and values of an object whose pattern is kept, else None."""
     copied = _copied.get(id(data))
     if copied is None or copied.source() is not data or copied.pattern.shape != data.shape:
         return None
@@ -72,8 +81,7 @@ def known_tensor(data: Any) -> SparseTensor | None:
     values = values[:count] if places is None else summed(values[: len(places)], places, count)
     if values.dtype not in NATIVE or len(values) != count:
         return None
-    kind = SparseMatrix if len(pattern.shape) == 2 else SparseTensor
-    return kind.of_stored(Stored(pattern, np.ascontiguousarray(values)))
+    return Stored(pattern, np.ascontiguousarray(values))
 
 
 def _equal(x: np.ndarray, y: np.ndarray) -> bool:

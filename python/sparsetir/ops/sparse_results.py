@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsetir.data.scipy_patterns import adopt_matrix
+from sparsetir.data.scipy_patterns import adopt_matrix, known_stored
 from sparsetir.data.sources import is_sparse
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.ops.operands import Prepared, pattern_and_values, resolve, tensor_of
@@ -24,6 +24,7 @@ from sparsetir.planning.sparse_results import (
     check_shapes,
     combined,
     csr,
+    csr_of,
     product,
     product_gradient,
     result_of,
@@ -211,9 +212,15 @@ class _Matrix:
     csr: Csr
 
     def __init__(self, caller: str, name: str, A: object, undisturbed: bool) -> None:
-        if isinstance(A, SparseMatrix) or (not isinstance(A, (Tensor, Prepared)) and is_sparse(A)):
+        stored = None if isinstance(A, Tensor) else known_stored(A)
+        if stored is not None and len(stored.pattern.shape) == 2:
+            self.csr, self._made_from = csr_of(stored.pattern, stored.values), A
+            self.dtype: torch.dtype = getattr(torch, dtype_name(stored.values))
+        elif isinstance(A, SparseMatrix) or (
+            not isinstance(A, (Tensor, Prepared)) and is_sparse(A)
+        ):
             self.csr, self._made_from = csr(adopt_matrix(caller, name, A)), A
-            self.dtype: torch.dtype = getattr(torch, dtype_name(self.csr.values))
+            self.dtype = getattr(torch, dtype_name(self.csr.values))
         else:
             seen, values = pattern_and_values(caller, name, A, undisturbed)
             structure = seen.structure
@@ -318,7 +325,7 @@ def _run(
     """Compute one of `PRODUCTS` or `COMBINED`, or a Kronecker product, of named matrices."""
     caller = NAMES.get(op, op)
     check_semiring(caller, semiring)
-    undisturbed = is_plain_eager()
+    undisturbed = any(isinstance(x, Tensor) for x in named.values()) and is_plain_eager()
     each = [_Matrix(caller, name, x, undisturbed) for name, x in named.items()]
     where = None if mask is None else _Matrix(caller, "mask", mask, undisturbed)
     other = "matrices" if op in OF_VALUES else "B"

@@ -339,11 +339,14 @@ def is_wide(B: Csr) -> bool:
 def csr(matrix: SparseMatrix) -> Csr:
     """A matrix's own arrays, not copied."""
     if matrix.as_operand is None:
-        pattern, idtype = matrix.pattern, matrix.pattern.columns.dtype
-        pattern.check_once()
-        indptr = pattern.indptr.astype(idtype, copy=False)
-        matrix.as_operand = Csr(indptr, pattern.columns, matrix.values, pattern.shape)
+        matrix.as_operand = csr_of(matrix.pattern, matrix.values)
     return matrix.as_operand
+
+
+def csr_of(pattern: Pattern, values: np.ndarray) -> Csr:
+    """A matrix of a pattern and values, not copied."""
+    pattern.check_once()
+    return Csr(*pattern.csr, values, pattern.shape)
 
 
 def without_empty_columns(B: Csr, mask: Csr | None) -> tuple[Csr, Csr | None, np.ndarray]:
