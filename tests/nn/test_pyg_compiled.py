@@ -7,7 +7,9 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
+from machines import MACHINES
 from sparsetir.graph import backend
+from sparsetir.machine import assume
 from sparsetir.nn import accelerate, pyg_compiled
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -360,6 +362,16 @@ def test_products_are_compiled_on_batches(graphs):
                 grads = gradients(layer, layer, *args)
             torch.testing.assert_close(grads, expected, rtol=1e-4, atol=1e-5)
             assert len(graphs) == compiled + (n > 1)
+
+
+def test_products_are_left_alone_on_batches_without_avx_512(graphs):
+    """torch's dense products are as fast there, and a graph's call takes longer than PyG's."""
+    layer = pyg.SAGEConv(FEATURES, 4)
+    with assume(MACHINES["no AVX-512"]):
+        for least, count in ((4 * EDGES, EDGES), (4 * EDGES, EDGES + 2), (EDGES, EDGES + 1)):
+            with accelerate(compile_from=least):
+                layer(torch.randn(NODES, FEATURES), edges(count, NODES, count))
+            assert len(graphs) == (least == EDGES)
 
 
 @pytest.mark.parametrize("through", ["eager", "sparsetir"])
