@@ -32,8 +32,8 @@ EDGES = 50_000
 # compiled from this share of as many edges, about the fewest that gain (GAT on Zen 5: 5,000).
 SHARE_OF_BATCHES = 1 / 6
 # Layers with a fused product of their own gain by our dense products. Those are twice as fast as
-# torch's with vectors of so many bits (Zen 5, whose AVX-512 MKL leaves unused), and as fast without:
-# steps with 10,000 edges then take 1.3 times as long as uncompiled ones (Zen 3).
+# torch's with vectors of so many bits (Zen 5, whose AVX-512 MKL leaves unused), and as fast
+# without: steps with 10,000 edges then take 1.3 times as long as uncompiled ones (Zen 3).
 WIDE_VECTORS = 512
 MISSING = object()
 # Owner, its attributes, a name, the old and the new value.
