@@ -337,9 +337,9 @@ def _with_panels(
     nnz, m, n, feat, distance = sizes
     bits, threads = tvm.DataType(reduction.total).bits, pool()
     gathered = func.buffer(str(reduction.gathered))
-    tiles = panel_bytes(vector_bits(target))
-    narrow, wide = (size * 8 // bits for size in tiles)
     casts = bool(reduction.block) or tvm.DataType(gathered.dtype).bits < bits
+    tiles = panel_bytes(vector_bits(target), casts)
+    narrow, wide = (size * 8 // bits for size in tiles)
     least = narrow + (not reduction.block) if casts else wide + 1
     if isinstance(feat, tirx.IntImm) and feat < least:
         return rows
@@ -355,7 +355,7 @@ def _with_panels(
     if reduction.block:
         pay, use_wide = often, False
     else:  # Whole rows have tiles for any number of features: in the L1 cache panels pay, too.
-        pay = some(pay, every(often, feat > wide, nnz >= m * LENGTH))
+        pay = some(pay, every(often, feat > wide, some(casts, nnz >= m * LENGTH)))
     count = tirx.floordiv(feat + _int64(narrow - 1), _int64(narrow))
     whole = tirx.EQ(tirx.floormod(count, _int64(threads)), _int64(0))
     pay = every(pay, feat >= least if casts else True, whole)

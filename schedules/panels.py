@@ -38,13 +38,16 @@ class Panels(NamedTuple):
     wide: Any
 
 
-def panel_bytes(vector_bits: int) -> tuple[int, int]:
+def panel_bytes(vector_bits: int, converts: bool = False) -> tuple[int, int]:
     """Bytes per row of a narrow and of a wide panel.
 
     Four vectors make up for reading a nonzero's column and value; more take room in caches from
-    other rows. (AVX2 on Zen 3, one thread: panels of eight vectors take 1.1 to 1.5 times as long.)
+    other rows. (AVX2 on Zen 3, one thread: panels of eight vectors take 1.1 to 1.5 times as long;
+    but where elements are converted, 0.75 to 0.9.)
+
+    converts : whether panels save converting elements
     """
-    return LEAST, max(LEAST, VECTORS * vector_bits // 8)
+    return LEAST, 2 * LEAST if converts else max(LEAST, VECTORS * vector_bits // 8)
 
 
 def long_row() -> int:
@@ -109,7 +112,7 @@ def panels(
     several = some(converts, row > wide)
     at_least = every(row >= wide, often, kept)
     return Panels(
-        every(nnz >= m * LENGTH, some(every(several, pay), at_least)),
+        every(some(converts, nnz >= m * LENGTH), some(every(several, pay), at_least)),
         every(fits, no(only_narrow_near)),
     )
 

@@ -181,7 +181,8 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
     bits, registers = vector_registers(target)
     lanes, most = vector_lanes(problem, bits), sum_vectors(registers)
     parallel = stats.parallel
-    tiles = panel_bytes(bits)
+    half = stats.bytes < summed  # panels save repeated conversion to the larger type
+    tiles = panel_bytes(bits, half)
     few, many = (size // (lanes * summed) for size in tiles)
     ways = ((most, False), (4, False), (many, True), (few, True), (8, True), (8, False))
     configs = []
@@ -205,7 +206,6 @@ def _spmm_cpu(problem: Spmm, stats: Statistics, target: Any) -> list[Any]:
         config = replace(config, blocks=blocks, prefetch=prefetch, ahead=ahead)
         configs.append(config if parallel else replace(config, blocks=1, parallel=False))
     narrow, narrowest = configs[2:4]
-    half = stats.bytes < summed  # panels save repeated conversion to the larger type
     sizes = (stats.m, max(1, stats.n), stats.nnz, stats.feat, stats.bytes)
     pay, wide = panels(
         *sizes, stats.misses, tiles, narrow.blocks, half and stats.feat > lanes,
