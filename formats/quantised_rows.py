@@ -98,6 +98,10 @@ class QuantisedRows(Format):
             number = low | high << 4
         return {"Q": number, "SCALE": scale}
 
+    def places(self, pattern: Pattern) -> int:
+        numbers = 8 // self.bits  # of a byte
+        return int((-(-np.diff(pattern.indptr) // numbers)).sum()) * numbers
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         if self.bits == 8:
             return CSR().infer(pattern, rules)
