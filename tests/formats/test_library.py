@@ -118,6 +118,7 @@ def test_values_come_back(fmt: F.Format, pattern: F.Pattern) -> None:
     assert [s.rule for s in statistics] == [r.name for r in conv.rules]
     assert sum(s.stored for s in statistics) == pattern.nnz
     assert sum(s.places for s in statistics) == conv.places == sum(p.size for p in conv.parts)
+    assert fmt.places(pattern) == conv.places
     arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
     assert conv.nbytes == sum(a.nbytes for a in arrays)
     padded = conv.places - pattern.nnz
