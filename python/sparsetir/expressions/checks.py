@@ -50,30 +50,30 @@ def common_dtype(dtypes: Sequence[str], constants: Sequence[str] = ()) -> str:
     return "float64" if "float64" in constants and "float" not in name else name
 
 
-def check_ranks(who: str, statement: Statement, ranks: Mapping[str, int]) -> None:
+def check_ranks(caller: str, statement: Statement, ranks: Mapping[str, int]) -> None:
     """Raise for operands with a number of dimensions other than that of their indices."""
     for access in _all_accesses(statement, ranks):
         rank = ranks[access.name]
         if rank != len(access.indices):
             has, got = many(rank, "dimension"), many(len(access.indices), "index", "indices")
-            _refuse(who, statement, access, f"operand '{access.name}' has {has}, got {got}")
+            _refuse(caller, statement, access, f"operand '{access.name}' has {has}, got {got}")
 
 
-def check_like(who: str, statement: Statement, rank: int) -> None:
+def check_like(caller: str, statement: Statement, rank: int) -> None:
     """Raise for a pattern with a number of dimensions other than the result's."""
     wanted = len(statement.result.indices)
     if rank != wanted:
-        raise wrong(who, "like", f"a pattern of {wanted} dimensions", f"one of {rank}")
+        raise wrong(caller, "like", f"a pattern of {wanted} dimensions", f"one of {rank}")
 
 
-def check_format(who: str, statement: Statement, format: object, like: object) -> None:
+def check_format(caller: str, statement: Statement, format: object, like: object) -> None:
     """Raise for a format of a result that has a pattern, or that is accumulated."""
     if format is not None and (statement.accumulates or like):
-        raise wrong(who, "format", "None with `like` and +=", repr(format))
+        raise wrong(caller, "format", "None with `like` and +=", repr(format))
 
 
 def sizes_of(
-    who: str, statement: Statement, shapes: Mapping[str, tuple[int, ...]]
+    caller: str, statement: Statement, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[object, int]:
     """The size of each index, and of each dimension of operands.
 
@@ -93,7 +93,7 @@ def sizes_of(
                     f"index '{name}' has size {sizes[name]} in dimension {dim} of '{first.name}' "
                     f"and {size} in dimension {d} of '{access.name}'"
                 )
-                _refuse(who, statement, access, what)
+                _refuse(caller, statement, access, what)
             if name is not None:
                 where.setdefault(name, (access, d))
     for access in read:
@@ -110,7 +110,7 @@ def sizes_of(
                 what = (
                     f"index '{name}' has no size: expected an operand with it alone in a dimension"
                 )
-                _refuse(who, statement, access, what)
+                _refuse(caller, statement, access, what)
     return sizes
 
 
@@ -120,5 +120,5 @@ def _all_accesses(statement: Statement, known: Mapping[str, object]) -> list[Acc
     return [*accesses(statement.value), *more]
 
 
-def _refuse(who: str, statement: Statement, access: Access, what: str) -> None:
-    refuse(who, statement.text, access.at, what, len(access.name))
+def _refuse(caller: str, statement: Statement, access: Access, what: str) -> None:
+    refuse(caller, statement.text, access.at, what, len(access.name))

@@ -61,16 +61,16 @@ class Compiled:
     """
 
     def __init__(
-        self, who: str, statement: Statement, forms: Mapping[str, Storage], dtype: str, acc: str,
+        self, caller: str, statement: Statement, forms: Mapping[str, Storage], dtype: str, acc: str,
         idtype: str, options: Options,
     ) -> None:  # fmt: skip
-        self.who, self.statement, self.dtype, self.acc = who, statement, dtype, acc
+        self.caller, self.statement, self.dtype, self.acc = caller, statement, dtype, acc
         self.idtype, self.options, self.forms = idtype, options, dict(forms)
         self.like = like = options.like
         self.result_name = statement.result.name
         rank, format = len(statement.result.indices), options.format
         self.forms[self.result_name] = Storage(dtype, rank)
-        self.open_form = None if format is None else result_storage(who, format, rank, dtype)
+        self.open_form = None if format is None else result_storage(caller, format, rank, dtype)
         if format is not None and (known := self._same_pattern()):
             self.like = like = known
             self.open_form = None
@@ -175,7 +175,7 @@ class Compiled:
 _all: dict[object, Compiled] = {}
 
 
-def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Options) -> Compiled:
+def compiled(caller: str, text: str, operands: Mapping[str, Operand], options: Options) -> Compiled:
     """The programs of an expression for operands of these types, cached."""
     shared: dict[int, str] = {}
     types = tuple([
@@ -187,7 +187,7 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
     key = text, options, types, idtype
     expression = _all.get(key)
     if expression is None:
-        expression = _new(who, text, operands, options, shared, idtype)
+        expression = _new(caller, text, operands, options, shared, idtype)
         if len(_all) >= MOST_KEPT:
             _all.pop(next(iter(_all)), None)
         _all[key] = expression
@@ -195,38 +195,38 @@ def compiled(who: str, text: str, operands: Mapping[str, Operand], options: Opti
 
 
 def typed(
-    who: str, text: str, operands: Mapping[str, Operand], options: Options
+    caller: str, text: str, operands: Mapping[str, Operand], options: Options
 ) -> tuple[Statement, str, str]:
     """The statement for these operands, the type of its result, and that of computations."""
     ranks = {n: len(x.shape) for n, x in operands.items()}
-    parsed = parse(text, who, [r for n, r in ranks.items() if n != LIKE])
-    statement = in_semiring(parsed, options.reduce, options.semiring, who)
-    check_ranks(who, statement, ranks)
+    parsed = parse(text, caller, [r for n, r in ranks.items() if n != LIKE])
+    statement = in_semiring(parsed, options.reduce, options.semiring, caller)
+    check_ranks(caller, statement, ranks)
     if options.like is not None:
-        check_like(who, statement, ranks[options.like])
+        check_like(caller, statement, ranks[options.like])
     read = [operands[n] for n in dict.fromkeys(x.name for x in accesses(statement.value))]
     constants = [x.dtype for x in read if x.constant]
     dtype = common_dtype([x.dtype for x in read if not x.constant], constants)
     acc = computed_in(statement, dtype)
-    check_format(who, statement, options.format, options.like)
+    check_format(caller, statement, options.format, options.like)
     return statement, dtype if dtype in HALVES else acc, acc
 
 
 def _new(
-    who: str, text: str, operands: Mapping[str, Operand], options: Options,
+    caller: str, text: str, operands: Mapping[str, Operand], options: Options,
     shared: Mapping[int, str], idtype: str,
 ) -> Compiled:  # fmt: skip
-    statement, result, acc = typed(who, text, operands, options)
+    statement, result, acc = typed(caller, text, operands, options)
     ranks = {n: len(x.shape) for n, x in operands.items()}
     forms: dict[str, Storage] = {}
     chosen = dict(options.formats)
     for n, x in operands.items():
         forms[n] = Storage(x.dtype, ranks[n])
         if x.pattern is not None and n in chosen:
-            forms[n] = storage(who, n, chosen[n], ranks[n], x.dtype)
+            forms[n] = storage(caller, n, chosen[n], ranks[n], x.dtype)
         elif x.pattern is not None:
             other = shared[id(x.pattern)]
             pattern = None if other == n or other in chosen else other
             levels, changing = csf_levels(ranks[n]), not x.steady
             forms[n] = replace(forms[n], levels=levels, pattern=pattern, changing=changing)
-    return Compiled(who, statement, forms, result, acc, idtype, options)
+    return Compiled(caller, statement, forms, result, acc, idtype, options)

@@ -77,18 +77,18 @@ def expression(
     >>> spmm = sparsetir.expression("C[i, k] = A[i, j] * X[j, k]", A="csr")
     >>> kernel = sparsetir.build(spmm)
     """
-    who = "expression"
+    caller = "expression"
     for name, x, known in (("dtype", dtype, DTYPES), ("idtype", idtype, IDTYPES)):
         if x not in known:
-            raise wrong(who, name, f"one of {', '.join(known)}", f"{x!r}")
+            raise wrong(caller, name, f"one of {', '.join(known)}", f"{x!r}")
     if like is not None and not (isinstance(like, str) and like.isidentifier()):
-        raise wrong(who, "like", "the name of an operand", f"{like!r}")
-    statement = in_semiring(parse(text, who), reduce, semiring, who)
+        raise wrong(caller, "like", "the name of an operand", f"{like!r}")
+    statement = in_semiring(parse(text, caller), reduce, semiring, caller)
     names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
     for name in formats:
         if name not in (*names, like):
             raise wrong(
-                who, name, f"one of {', '.join(names)}", "a format of no operand", TypeError
+                caller, name, f"one of {', '.join(names)}", "a format of no operand", TypeError
             )
     ranks = {x.name: len(x.indices) for x in accesses(statement.value)}
     rank = len(statement.result.indices)
@@ -96,17 +96,18 @@ def expression(
         ranks.setdefault(like, rank)
         formats.setdefault(like, "csf" if rank > 2 else "csr")
     operands = {
-        name: storage(who, name, formats.get(name, "dense"), n, dtype) for name, n in ranks.items()
+        name: storage(caller, name, formats.get(name, "dense"), n, dtype)
+        for name, n in ranks.items()
     }
     if like is not None and not operands[like].sparse:
-        raise wrong(who, "like", "an operand of a sparse format", f"{like!r}, which is dense")
+        raise wrong(caller, "like", "an operand of a sparse format", f"{like!r}, which is dense")
     if like is not None:
-        check_like(who, statement, ranks[like])
+        check_like(caller, statement, ranks[like])
     acc = computed_in(statement, dtype)
     kind = dtype if dtype in HALVES else acc
-    check_format(who, statement, format, like)
+    check_format(caller, statement, format, like)
     operands[statement.result.name] = (
-        Storage(kind, rank) if format is None else result_storage(who, format, rank, kind)
+        Storage(kind, rank) if format is None else result_storage(caller, format, rank, kind)
     )
     steps, assembled = assignments(statement, operands, like), format is not None
     return program(steps, operands, acc, idtype, assembled).func
@@ -284,19 +285,19 @@ def plan_expression(
 
 def einsum_program(
     text: str, by_name: Mapping[str, object], operands: Sequence[object] = (), *,
-    who: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
+    caller: str = "plan", reduce: str = "sum", semiring: str = "plus_times", like: object = None,
     format: object = None, optimize: bool | str = True,
     formats: Mapping[str, object] | None = None, at_pattern: bool = False,
 ) -> tuple[SparseFunc, dict[str, Any]]:  # fmt: skip
     """The program that :func:`einsum` runs for operands, and its arguments by name.
 
     operands : operands in order of appearance; by_name : the others
-    who : beginning of errors
+    caller : beginning of errors
     at_pattern : whether a sparse result is computed at its pattern, which is computed here; by
         default the program assembles it
     """
     options = _options(reduce, semiring, format, formats, optimize)
-    expression, known, _ = _planned(who, text, operands, options, like, by_name)
+    expression, known, _ = _planned(caller, text, operands, options, like, by_name)
     return expression.program(known, at_pattern)
 
 
@@ -310,7 +311,7 @@ def _options(
 
 
 def _planned(
-    who: str, text: str, operands: Sequence[object], options: Options, like: object,
+    caller: str, text: str, operands: Sequence[object], options: Options, like: object,
     by_name: Mapping[str, object],
 ) -> tuple[BoundExpression, dict[str, Operand], object]:  # fmt: skip
     """The bound expression, its operands by name, and the tensor that the result is like.
@@ -319,31 +320,31 @@ def _planned(
     """
     for name, x in (("text", text), ("reduce", options.reduce), ("semiring", options.semiring)):
         if not isinstance(x, str):
-            raise wrong(who, name, "a str", type(x).__name__, TypeError)
+            raise wrong(caller, name, "a str", type(x).__name__, TypeError)
     if not isinstance(options.format, Hashable):
-        raise wrong(who, "format", "a format or its name", f"{options.format!r}", TypeError)
+        raise wrong(caller, "format", "a format or its name", f"{options.format!r}", TypeError)
     optimize = options.optimize
     if not isinstance(optimize, bool | str) or optimize not in MOST_TRIED:
         expected = f"one of {[*MOST_TRIED]}; for a path of your own, a call for each of its steps"
-        raise wrong(who, "optimize", expected, f"{optimize!r}")
-    text, known = operands_of(who, text, operands, by_name)
+        raise wrong(caller, "optimize", expected, f"{optimize!r}")
+    text, known = operands_of(caller, text, operands, by_name)
     if like is not None:
         mask = like if isinstance(like, str) else LIKE
         if mask == LIKE:
-            known[LIKE] = read(who, "like", like)
+            known[LIKE] = read(caller, "like", like)
         if mask not in known or known[mask].pattern is None:
             raise wrong(
-                who, "like", "a sparse tensor, or the name of a sparse operand", f"{like!r}"
+                caller, "like", "a sparse tensor, or the name of a sparse operand", f"{like!r}"
             )
         options, like = options._replace(like=mask), by_name.get(mask, like)
-    return bound_expression(who, text, known, options), known, like
+    return bound_expression(caller, text, known, options), known, like
 
 
 def operands_of(
-    who: str, text: str, operands: Sequence[object], by_name: Mapping[str, object]
+    caller: str, text: str, operands: Sequence[object], by_name: Mapping[str, object]
 ) -> tuple[str, dict[str, Operand]]:
     """The text without broadcast dimensions, and its operands by name."""
-    values = [read(who, f"operands[{n}]", x) for n, x in enumerate(operands)]
+    values = [read(caller, f"operands[{n}]", x) for n, x in enumerate(operands)]
     ranks: tuple[int, ...] = ()
     if "=" not in text:
         for x in values:
@@ -352,8 +353,8 @@ def operands_of(
                 break
         ranks = tuple([len(x.shape) for x in values])
     for n, x in by_name.items():
-        values.append(read(who, n, x))
-    names = _names(who, text, ranks, len(operands), (*by_name,))
+        values.append(read(caller, n, x))
+    names = _names(caller, text, ranks, len(operands), (*by_name,))
     return text, dict(zip(names, values, strict=True))
 
 
@@ -395,21 +396,21 @@ def _letters(part: str, rank: int) -> list[tuple[str, int]]:
 
 @lru_cache(MOST_KEPT)
 def _names(
-    who: str, text: str, ranks: tuple[int, ...], count: int, more: tuple[str, ...]
+    caller: str, text: str, ranks: tuple[int, ...], count: int, more: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The names of operands: of `count` in order of appearance, and of those passed by name."""
-    statement = parse(text, who, ranks)
+    statement = parse(text, caller, ranks)
     names = list(ranks_of(statement))
     free = [n for n in names if n not in more]
     if count > len(free):
         got = count + len(more)
-        raise TypeError(f"{who}: expected {len(names)} operands ({', '.join(names)}), got {got}")
+        raise TypeError(f"{caller}: expected {len(names)} operands ({', '.join(names)}), got {got}")
     for name in more:
         if name not in names:
             raise TypeError(
-                f"{who}: argument '{name}': expected one of {', '.join(names)}, which are "
+                f"{caller}: argument '{name}': expected one of {', '.join(names)}, which are "
                 f"the names of the operands in {text!r}"
             )
     for name in free[count:]:
-        raise TypeError(f"{who}: argument '{name}': expected the operand of this name, got none")
+        raise TypeError(f"{caller}: argument '{name}': expected the operand of this name, got none")
     return (*free, *more)

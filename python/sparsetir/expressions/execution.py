@@ -35,7 +35,7 @@ class BoundExpression:
     def __init__(self, compiled: Compiled, operands: Mapping[str, Operand]) -> None:
         self.compiled = compiled
         shapes = {n: x.shape for n, x in operands.items()}
-        self.sizes = sizes_of(compiled.who, compiled.statement, shapes)
+        self.sizes = sizes_of(compiled.caller, compiled.statement, shapes)
         self.keys: list[Hashable] = []  # in the cache
         self.held: object = None  # weak references that drop it when a pattern is freed
         self._bound: dict[bool, list[Bound]] = {}
@@ -45,7 +45,7 @@ class BoundExpression:
         if compiled.like is not None:
             expected = tuple(self.sizes[n] for n in compiled.statement.result.plain)
             if shapes[compiled.like] != expected:
-                raise wrong(compiled.who, "like", f"shape {expected}", shapes[compiled.like])
+                raise wrong(compiled.caller, "like", f"shape {expected}", shapes[compiled.like])
 
     @cached_property
     def _assembling(self) -> Assembling:
@@ -155,7 +155,7 @@ class BoundExpression:
             pairs = zip(names, tensors, strict=True)
             known = {**others, **{n: others[n]._replace(values=x) for n, x in pairs}, LIKE: at}
             options = this.options._replace(format=None, like=LIKE, computed=True)
-            expression = bound_expression(this.who, this.statement.text, known, options)
+            expression = bound_expression(this.caller, this.statement.text, known, options)
             return expression._graded(known, known=True)
 
         return Known.apply(values, function, *tensors)
@@ -203,13 +203,13 @@ class BoundExpression:
         this = self.compiled
         if graded or this.like is not None or this.open_form is not None:
             expected = "None for sparse results and operands that need gradients"
-            raise wrong(this.who, "out", expected, "an array")
+            raise wrong(this.caller, "out", expected, "an array")
         shape = tuple(self.sizes[n] for n in this.statement.result.plain)
         fits = is_torch(out) if torch else isinstance(out, np.ndarray) and out.flags.writeable
         if not fits or tuple(out.shape) != shape or name_of(out) != this.dtype:
             kind = "tensor of torch" if torch else "ndarray to write to"
             what = f"{getattr(out, 'shape', '')} {getattr(out, 'dtype', type(out).__name__)}"
-            raise wrong(this.who, "out", f"a {kind}, {shape} {this.dtype}", what.strip())
+            raise wrong(this.caller, "out", f"a {kind}, {shape} {this.dtype}", what.strip())
 
     def _graded(self, operands: Mapping[str, Operand], known: bool = False) -> Any:
         """Compute the result step by step, for tensors that need gradients.
@@ -299,7 +299,7 @@ recalled = _kept.get  # the bound expression of a key, if any
 
 
 def bound_expression(
-    who: str, text: str, operands: Mapping[str, Operand], options: Options
+    caller: str, text: str, operands: Mapping[str, Operand], options: Options
 ) -> BoundExpression:
     """The expression bound to these operands, cached while their patterns live."""
     key = text, options, *[
@@ -307,7 +307,7 @@ def bound_expression(
     ]  # fmt: skip
     kept = _kept.get(key)
     if kept is None:
-        kept = BoundExpression(compiled(who, text, operands, options), operands)
+        kept = BoundExpression(compiled(caller, text, operands, options), operands)
         forget = partial(_forget, kept.keys)
         kept.held = [weakref.ref(p, forget) for p in patterns_of(operands).values()]
         keep(key, kept)

@@ -101,7 +101,7 @@ def explain(what: Any, *inputs: Any, **options: Any) -> Any:
             expected = "an expression, such as 'C[i, k] = A[i, j] * X[j, k]'"
             raise wrong("explain", "what", expected, f"{what!r}")
         program, arguments = einsum_program(
-            what, options, inputs, who="explain", at_pattern=True, **more
+            what, options, inputs, caller="explain", at_pattern=True, **more
         )
         return explain_program(program, arguments, name=what, **program_options)
     if not callable(what):

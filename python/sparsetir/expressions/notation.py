@@ -52,7 +52,7 @@ OPERATORS: dict[type, str] = {
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
-def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statement:
+def parse(text: str, caller: str = "einsum", ranks: Sequence[int] = ()) -> Statement:
     """Read an expression.
 
     Parameters
@@ -60,7 +60,7 @@ def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statemen
     text : str
         `result = expression`, `result += expression`, or NumPy's subscripts, "ij,jk->ik", whose
         operands are then called `A0`, `A1`, ...
-    who : str
+    caller : str
         The caller's name, for errors.
     ranks : sequence of int
         Ranks of the operands of subscripts, which an ellipsis needs.
@@ -75,17 +75,17 @@ def parse(text: str, who: str = "einsum", ranks: Sequence[int] = ()) -> Statemen
         Naming the position in the text.
     """
     if not isinstance(text, str):
-        raise TypeError(f"{who}: argument 'text': expected a str, got {type(text).__name__}")
+        raise TypeError(f"{caller}: argument 'text': expected a str, got {type(text).__name__}")
     if "=" not in text and "[" not in text:
-        return _of_subscripts(text, who, ranks)
-    return _Reader(text, who).statement()
+        return _of_subscripts(text, caller, ranks)
+    return _Reader(text, caller).statement()
 
 
 class _Reader:
     """A translator of Python's syntax tree to ours."""
 
-    def __init__(self, text: str, who: str) -> None:
-        self.text, self.who = text.strip(), who
+    def __init__(self, text: str, caller: str) -> None:
+        self.text, self.caller = text.strip(), caller
         if "\n" in self.text:
             self.text = " ".join(self.text.split())
         self.indices: set[str] = set()
@@ -96,7 +96,7 @@ class _Reader:
         except SyntaxError as error:
             result = "expected a result such as C[i, k], or a name for a scalar one"
             text = result if error.msg.startswith("cannot assign") else error.msg
-            refuse(self.who, self.text, max(0, (error.offset or 1) - 1), text)
+            refuse(self.caller, self.text, max(0, (error.offset or 1) - 1), text)
         node = module.body[0] if len(module.body) == 1 else None
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, accumulates = node.targets[0], False
@@ -104,7 +104,10 @@ class _Reader:
             target, accumulates = node.target, True
         else:
             refuse(
-                self.who, self.text, 0, "expected `result = expression` or `result += expression`"
+                self.caller,
+                self.text,
+                0,
+                "expected `result = expression` or `result += expression`",
             )
         self._collect(node)
         if not isinstance(target, ast.Name | ast.Subscript):
@@ -117,7 +120,7 @@ class _Reader:
         for access in accesses(value):
             if access.name == result.name:
                 refuse(
-                    self.who, self.text, access.at,
+                    self.caller, self.text, access.at,
                     f"the result '{result.name}' is read; expected another name, or +=",
                     len(access.name),
                 )  # fmt: skip
@@ -131,7 +134,7 @@ class _Reader:
     def _refuse(self, node: Any, what: str) -> NoReturn:
         at = len(self.text.encode()[: node.col_offset].decode())
         end = len(self.text.encode()[: node.end_col_offset].decode())
-        refuse(self.who, self.text, at, what, end - at)
+        refuse(self.caller, self.text, at, what, end - at)
 
     def _collect(self, tree: ast.AST) -> None:
         """Collect the names of indices: those in brackets, and those that reductions name."""
@@ -248,36 +251,29 @@ def _scaled(
     return linear and ({name: by * x for name, x in linear[0].items()}, by * linear[1])
 
 
-def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
+def _of_subscripts(text: str, caller: str, ranks: Sequence[int]) -> Statement:
     """Parse NumPy's form to a product of operands A0, A1, ..."""
     where = [n for n, c in enumerate(text) if not (c.isascii() and c.isalpha() or c in ",.-> ")]
     if where:
-        refuse(who, text, where[0], "expected subscripts such as 'ij,jk->ik', or 'C[i] = ...'")
+        refuse(caller, text, where[0], "expected subscripts such as 'ij,jk->ik', or 'C[i] = ...'")
     inputs, arrow, output = text.replace(" ", "").partition("->")
     parts = inputs.split(",")
     for part in [*parts, output]:
         if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part):
-            refuse(
-                who, text, text.find(part), f"'{part}': expected letters and one '...'", len(part)
-            )
+            wrong = f"'{part}': expected letters and one '...'"
+            refuse(caller, text, text.find(part), wrong, len(part))
     if ranks and len(ranks) != len(parts):
-        refuse(who, text, 0, f"expected {len(parts)} operands, got {len(ranks)}", len(inputs))
+        refuse(caller, text, 0, f"expected {len(parts)} operands, got {len(ranks)}", len(inputs))
     open_ = [len(p.replace("...", "")) for p in parts]
     if any("..." in p for p in parts) and not ranks:
-        refuse(
-            who, text, text.find("..."), "an ellipsis: expected operands, which say its length", 3
-        )
+        wrong = "an ellipsis: expected operands, which say its length"
+        refuse(caller, text, text.find("..."), wrong, 3)
     lengths = [rank - n for rank, n in zip(ranks or open_, open_, strict=True)]
     for part, more in zip(parts, lengths, strict=True):
         if more < 0 or (more and "..." not in part):
             rank = len(part.replace("...", "")) + more
-            refuse(
-                who,
-                text,
-                text.find(part),
-                f"'{part}': the operand has {rank} dimensions",
-                len(part),
-            )
+            wrong = f"'{part}': the operand has {rank} dimensions"
+            refuse(caller, text, text.find(part), wrong, len(part))
     most = max((n for n, p in zip(lengths, parts, strict=True) if "..." in p), default=0)
     letters = "".join(parts).replace("...", "")
     if not arrow:
@@ -292,9 +288,8 @@ def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
 
     for at, c in enumerate(output):
         if c not in letters + "." or output.count(c) > 1 and c != ".":
-            refuse(
-                who, text, text.find("->") + 2 + at, f"'{c}': expected an index of an operand, once"
-            )
+            wrong = f"'{c}': expected an index of an operand, once"
+            refuse(caller, text, text.find("->") + 2 + at, wrong)
     tree: Tree | None = None
     for n, (part, more) in enumerate(zip(parts, lengths, strict=True)):
         access = Access(f"A{n}", names(part, more))
@@ -303,12 +298,12 @@ def _of_subscripts(text: str, who: str, ranks: Sequence[int]) -> Statement:
     return Statement(Access("OUT", names(output, most)), tree, False, text)
 
 
-def in_semiring(statement: Statement, reduce: str, semiring: str, who: str) -> Statement:
+def in_semiring(statement: Statement, reduce: str, semiring: str, caller: str) -> Statement:
     """A statement with its sums replaced by another reduction, and `*` by a semiring's product."""
-    check_semiring(who, semiring)
+    check_semiring(caller, semiring)
     if reduce not in REDUCTIONS:
         raise ValueError(
-            f"{who}: argument 'reduce': expected one of {[*REDUCTIONS]}, got {reduce!r}"
+            f"{caller}: argument 'reduce': expected one of {[*REDUCTIONS]}, got {reduce!r}"
         )
     op, product = SEMIRINGS[semiring]
     op = reduce if semiring == "plus_times" else "or" if semiring == "or_and" else op

@@ -45,7 +45,7 @@ class Operand(NamedTuple):
     steady: bool = False
 
 
-def read(who: str, name: str, operand: Any) -> Operand:
+def read(caller: str, name: str, operand: Any) -> Operand:
     """Convert an operand of any kind.
 
     Raises TypeError or ValueError, naming the argument.
@@ -60,27 +60,27 @@ def read(who: str, name: str, operand: Any) -> Operand:
         return Operand(values, operand.shape, name_of(values), operand.pattern, steady=True)
     if is_torch(operand):
         if operand.is_nested:
-            raise wrong(who, name, "a dense or sparse tensor", "a nested one", TypeError)
+            raise wrong(caller, name, "a dense or sparse tensor", "a nested one", TypeError)
         if not operand.is_cpu:
-            raise wrong(who, name, "a tensor on the CPU", f"one on {device_name(operand)}")
+            raise wrong(caller, name, "a tensor on the CPU", f"one on {device_name(operand)}")
         strided = operand.layout is _loaded()[0].strided or "sparse" not in str(operand.layout)
         is_edges = kind is not _loaded()[0].Tensor and hasattr(operand, "sparse_size")
         if strided and not is_edges:  # is_edges : a torch_geometric.EdgeIndex
-            return Operand(operand, tuple(operand.shape), _dtype(who, name, operand))
-        return _of_torch(who, name, operand)
+            return Operand(operand, tuple(operand.shape), _dtype(caller, name, operand))
+        return _of_torch(caller, name, operand)
     if isinstance(operand, bool | int | float):
         dtype = {bool: "bool", int: "int64"}.get(kind, "float64")
         return Operand(np.asarray(operand), (), dtype, constant=True)
     if is_sparse(operand):
-        tensor = adopt(who, name, operand)
-        dtype = _dtype(who, name, tensor.values)
+        tensor = adopt(caller, name, operand)
+        dtype = _dtype(caller, name, tensor.values)
         return Operand(tensor.values, tensor.shape, dtype, tensor.pattern)
     if is_array(operand) or isinstance(operand, list | np.generic):
-        array = to_host(who, name, operand)
-        return Operand(array, array.shape, _dtype(who, name, array))
+        array = to_host(caller, name, operand)
+        return Operand(array, array.shape, _dtype(caller, name, array))
     if hasattr(operand, "rowptr") or (isinstance(operand, tuple) and any(map(is_torch, operand))):
-        return _of_torch(who, name, operand)
-    return read(who, name, SparseMatrix.adopt(who, name, operand))
+        return _of_torch(caller, name, operand)
+    return read(caller, name, SparseMatrix.adopt(caller, name, operand))
 
 
 def name_of(array: Any) -> str:
@@ -89,10 +89,10 @@ def name_of(array: Any) -> str:
     return known or dtype_name(array)
 
 
-def _dtype(who: str, name: str, array: Any) -> str:
+def _dtype(caller: str, name: str, array: Any) -> str:
     dtype = name_of(array)
     if dtype not in DTYPES:
-        raise wrong(who, name, f"one of {', '.join(DTYPES)}", dtype, TypeError)
+        raise wrong(caller, name, f"one of {', '.join(DTYPES)}", dtype, TypeError)
     return dtype
 
 
@@ -106,14 +106,14 @@ def _loaded() -> tuple[Any, Any]:
     return torch, ops
 
 
-def _of_torch(who: str, name: str, operand: Any) -> Operand:
+def _of_torch(caller: str, name: str, operand: Any) -> Operand:
     """A sparse operand from torch; its values keep their gradient, its pattern is cached."""
     torch, ops = _loaded()
     if is_torch(operand) and operand.dim() != 2:
         if operand.layout is not torch.sparse_coo or operand.dense_dim():
             expected = "a COO tensor without dense dimensions for another number of axes than two"
             got = f"{operand.layout} of shape {tuple(operand.shape)}"
-            raise wrong(who, name, expected, got, TypeError)
+            raise wrong(caller, name, expected, got, TypeError)
         coalesced = operand if operand.is_coalesced() else operand.coalesce()
         tensor = ops.cache.kept.get(
             ("expressions", tuple(operand.shape)),
@@ -123,7 +123,7 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
         values = coalesced.values()
     else:
         undisturbed = ops.registry.is_plain_eager()
-        seen, values = ops.operands.pattern_and_values(who, name, operand, undisturbed)
+        seen, values = ops.operands.pattern_and_values(caller, name, operand, undisturbed)
         tensor: Any = seen.structure.derived("expressions", partial(_matrix, seen.rowptr, seen.col))
         if values is None:
             values = torch.ones(seen.structure.nnz)
@@ -131,16 +131,16 @@ def _of_torch(who: str, name: str, operand: Any) -> Operand:
     count = pattern.nnz if places is None else len(places)
     if values.shape != (count,):
         raise wrong(
-            who, name, f"a number for each of {count} elements",
+            caller, name, f"a number for each of {count} elements",
             f"values of shape {tuple(values.shape)}",
         )  # fmt: skip
-    dtype = _dtype(who, name, values)
+    dtype = _dtype(caller, name, values)
     if places is not None:
         if values.requires_grad:
             at = torch.from_numpy(places.astype(np.int64))
             values = values.new_zeros(pattern.nnz).index_add(0, at, values)
         else:
-            host = to_host(who, name, values)
+            host = to_host(caller, name, values)
             values = torch.from_numpy(summed(host, places, pattern.nnz))
     return Operand(values, shape, dtype, pattern)
 

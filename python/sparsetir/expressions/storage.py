@@ -46,7 +46,7 @@ class Storage:
         return replace(self, dtype=dtype)
 
 
-def storage(who: str, name: str, format: object, rank: int, dtype: str) -> Storage:
+def storage(caller: str, name: str, format: object, rank: int, dtype: str) -> Storage:
     """The storage for the name of a format, or for a format of `sparsetir.formats`.
 
     Raises ValueError for formats that do not exist, or not for this rank.
@@ -55,7 +55,7 @@ def storage(who: str, name: str, format: object, rank: int, dtype: str) -> Stora
     expected = f"'dense', {', '.join(map(repr, MATRICES))}, 'csf', 'csf_1_0_2' or 'dcsf'"
     if not isinstance(known, str):
         raise TypeError(
-            f"{who}: argument '{name}': expected a format, one of {expected}, got {format!r}"
+            f"{caller}: argument '{name}': expected a format, one of {expected}, got {format!r}"
         )
     if known == "dense" or not rank:
         return Storage(dtype, rank)
@@ -71,23 +71,24 @@ def storage(who: str, name: str, format: object, rank: int, dtype: str) -> Stora
         if tuple(sorted(modes)) == natural:
             return Storage(dtype, rank, csf_levels(rank), modes)
     raise ValueError(
-        f"{who}: argument '{name}': expected a format of {rank} dimensions, such as {expected}, "
+        f"{caller}: argument '{name}': expected a format of {rank} dimensions, such as {expected}, "
         f"got {known!r}"
     )
 
 
-def result_storage(who: str, format: object, rank: int, dtype: str) -> Storage:
+def result_storage(caller: str, format: object, rank: int, dtype: str) -> Storage:
     """The storage of a sparse result: compressed levels, below a dense one or alone.
 
     Raises ValueError for formats of other levels, and for scalars.
     """
     whole = format == "coo" or getattr(format, "name", None) == "coo"
-    form = storage(who, "format", "dcsf" if whole else format, rank, dtype)
+    form = storage(caller, "format", "dcsf" if whole else format, rank, dtype)
     if not form.sparse or SLOTS in form.levels:
-        raise wrong(
-            who, "format", "that of a sparse result with an index, of compressed levels, such as "
-            "'csr', 'coo', 'csf' or 'dcsf'", f"{format!r} of {rank} dimensions",
-        )  # fmt: skip
+        expected = (
+            "that of a sparse result with an index, of compressed levels, such as 'csr', 'coo', "
+            "'csf' or 'dcsf'"
+        )
+        raise wrong(caller, "format", expected, f"{format!r} of {rank} dimensions")
     return form
 
 

@@ -137,6 +137,6 @@ def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
     return tree
 
 
-def refuse(who: str, text: str, at: int, what: str, length: int = 1) -> NoReturn:
+def refuse(caller: str, text: str, at: int, what: str, length: int = 1) -> NoReturn:
     """Raise NotationError for a position in a text, shown with a caret."""
-    raise NotationError(f"{who}: {what}\n    {text}\n    {' ' * at}{'^' * max(1, length)}")
+    raise NotationError(f"{caller}: {what}\n    {text}\n    {' ' * at}{'^' * max(1, length)}")
