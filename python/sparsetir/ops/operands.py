@@ -28,7 +28,7 @@ from sparsetir.ops.structure import (
     pattern_of_edges,
 )
 from sparsetir.ops.tensors import INDEX_DTYPES, check_csr, check_size
-from sparsetir.runtime.arrays import device_name, is_array, to_host
+from sparsetir.runtime.arrays import device_name, is_array, plain_view, to_host
 from sparsetir.runtime.refusals import wrong
 
 
@@ -526,7 +526,7 @@ def arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
     pattern = A.pattern
     arrays = _arrays.get(pattern)
     if arrays is None:
-        rowptr, col = (torch.from_numpy(x) for x in (pattern.indptr, pattern.columns))
+        rowptr, col = map(tensor_of, (pattern.indptr, pattern.columns))
         arrays = _arrays[pattern] = rowptr, col
     return arrays
 
@@ -545,7 +545,8 @@ def _from_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """A tensor of the same memory, of NumPy's types and bfloat16."""
+    """A tensor of the same memory, also read-only, of NumPy's types and bfloat16."""
     bits = array.dtype.kind == "V"  # bfloat16, which NumPy does not know
-    values = torch.from_numpy(array.view("int16") if bits else array)
+    plain: Any = plain_view(array.view("int16") if bits else array)
+    values = torch.from_numpy(plain)
     return values.view(torch.bfloat16) if bits else values
