@@ -187,7 +187,7 @@ def main() -> None:
     )  # fmt: skip
     print(f"  {many(len(tuned.trials), 'schedule')} of {tuned.configs} tried", end="; ")
     if tuned.config is None:
-        print("none was 2 % faster than the default, which stays.\n")
+        print("measured again, none was 2 % faster than the default, which stays.\n")
         compare({"default": (kernel, threads)}, weight, x)
     else:
         print("the fastest:\n")

@@ -121,15 +121,16 @@ def resolve_target(target: TargetLike, caller: str = "build") -> tvm.target.Targ
         device = tvm.runtime.device("cuda", 0)
         arch = f"sm_{device.compute_version.replace('.', '')}" if device.exist else None
         return tvm.target.Target({"kind": "cuda", "arch": arch or DEFAULT_CUDA_ARCH})
+    refusal = (
+        f"{caller}: argument 'target': expected 'cpu', 'cuda', a target dict or a Target, "
+        f"got {target!r}"
+    )
     if not isinstance(target, str | dict):
-        raise TypeError(
-            f"{caller}: argument 'target': expected 'cpu', 'cuda', a target dict or a Target, "
-            f"got {target!r}"
-        )
+        raise TypeError(refusal)
     try:
         return tvm.target.Target(target)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{caller}: argument 'target': {error}") from error
+        raise ValueError(f"{refusal}: {error}") from error
 
 
 def code_target(target: Any) -> Any:

@@ -198,10 +198,11 @@ class _Checker:
         lowest = 0 if axis.is_variable or axis.name in self.known.filled else -1
         if not indices.size or (indices.max() < length and indices.min() >= lowest):
             return
-        at = int(((indices >= length) | (indices < lowest)).argmax())
+        at, size = int(((indices >= length) | (indices < lowest)).argmax()), size_text(axis.length)
+        why = "" if size == str(length) else f"; {size} is {length}"
         raise StructureIndexError(
             f"{self.place(axis, axis.indices)}: expected indices in [{lowest}, {length}), "
-            f"got {indices[at]} at position {at}"
+            f"got {indices[at]} at position {at}{why}"
         )
 
     def check_order(self, axis: Axis, indices: np.ndarray, indptr: np.ndarray) -> None:

@@ -101,6 +101,8 @@ C[i,k] = A[i,j] * X[j,k] + B[i,l] * Y[l,k]  ; A B
 C[i,k] = (A[i,j] + B[i,j]) * X[j,k]  ; A B
 C[i,k] = (A[i,j] + x[i]) * X[j,k]  ; A
 y[i] = b[i] - A[i,j] * x[j]  ; A
+y[i] = (b[i] - sum(j, A[i,j] * x[j])) / d[i]  ; A
+y[i] = sum(j, (b[i] - A[i,j] * x[j]) / d[i])  ; A
 y[i] = alpha * A[i,j] * x[j] + beta * b[i]  ; A
 C[i,j] = A[i,j] + B[j,i]  ; A B
 C[i,j] = A[i,j] * B[j,i]  ; A B
@@ -146,7 +148,7 @@ T[n] = tvm[n] * o * x[n]  ; tvm ; tvm=5
 C[i,j] = A[i,j] * A[j,i]  ; A ; A=6x6
 z = sum(i, 1 + a[i] * a[i]) ; a
 y[i] = exp(sum(j, A[i,j] - b[i])) + sum(j, 2 - A[i,j]) ; A
-y[i] = (A[i,j] + a[i]) * (x[i] - B[i,k]) ; A a B
+y[i] = sum(j, k, (A[i,j] + a[i]) * (x[i] - B[i,k])) ; A a B
 C[i,l] = sum(j, k, A[i,j] * B[j,k] * D[k,l] + a[i] * X[i,l]) ; A B D a
 C[i,j] = sum(j, sum(j, tanh(A[i,j])) + A[i,j] * x[j]) ; A
 y[i] += A[i,j] * x[j]  ; A
@@ -1191,6 +1193,9 @@ einsum("y[i] = max(A[i,j] * x[j], 0)", A=M, x=V)  # ValueError: expected max(j, 
 einsum("y[i] = exp(A[i,j], 2)", A=M)  # ValueError: exp: expected 1 argument .. ^
 einsum("y[i] = sum(k, A[i,j])", A=M)  # ValueError: index 'k': expected it inside of sum
 einsum("y[i] = y[i] + A[i,j]", A=M, y=V)  # ValueError: 'y' is read .. or +=
+einsum("y[i] = (x[i] - A[i,j] * x[j]) / x[i]", A=M, x=V)  # ValueError: index 'j' .. sum(j .. ^
+einsum("y[i] = x[i] - 2 * -(1 + A[i,j])", A=M, x=V)  # ValueError: lacks index 'j'
+einsum("y[i] = sum(j, A[i,j] * (x[i] + M[i,k]))", A=M, M=M, x=V)  # ValueError: lacks index 'k'
 einsum("y[i+1] = A[i,j]", A=M)  # ValueError: expected a result at indices that differ
 einsum("y[i] = A[i*j,j]", A=M)  # ValueError: expected an index, or a sum such as 2 * i + j - 1 .. ^
 einsum("y[i] = A[i,j] and 1", A=M)  # ValueError: expected operands, numbers .. ^
@@ -1210,6 +1215,7 @@ sparsetir.expression("y[i] += A[i]", format="coo")  # ValueError: argument 'form
 einsum("ij->ij", M, format="csr", out=np.ones((3, 3)))  # ValueError: 'out': expected None for
 einsum("ij->i", M, out=np.ones(2))  # ValueError: 'out': expected a ndarray to write to, (3,) float
 einsum("ij->i", M, out=V.astype("float32"))  # ValueError: 'out': .. (3,) float64, got (3,) float32
+einsum("ij->i", M, out=np.broadcast_to(V, 3))  # ValueError: got (3,) float64, read-only
 einsum("ij->i", M, out=[1, 2, 3])  # ValueError: 'out': expected a ndarray .. got list
 einsum("ij->i", M, out=torch.ones(3))  # ValueError: 'out': expected a ndarray .. got torch.Size
 einsum("ij->i", M, optimize="auto")  # ValueError: 'optimize': expected one of [True, False

@@ -10,6 +10,9 @@ from test_einsum import array
 import sparsetir
 from drawing import examples
 from sparsetir import SparseTensor, einsum
+from sparsetir.expressions.checks import check_sums
+from sparsetir.expressions.notation import parse
+from sparsetir.expressions.trees import NotationError
 
 FORMATS = {
     1: (None, "csf"),
@@ -78,6 +81,10 @@ def expressions(draw, functions=FUNCTIONS):
         left, options = f"C[{mask[2:-1]}]", {"like": mask[0]}
     elif kind == "sparse" and out:
         options = {"format": draw(st.sampled_from(RESULTS[len(out)]))}
+    try:
+        check_sums("", parse(f"{left} = {text}"))
+    except NotationError:  # what is summed has to be said
+        text = f"sum({', '.join(sorted(free - {*left[2:-1].split(',')}))}, {text})"
     return f"{left} = {text}", dense, operands, options, formats
 
 

@@ -80,3 +80,9 @@ def test_options_that_are_wrong(options, wrong, monkeypatch):
     model, args = made("raw")
     with pytest.raises(Exception, match=wrong):
         torch.compile(model, backend="sparsetir", options=options)(*args)
+
+
+def test_modes_are_refused():
+    model, args = made("raw")
+    with pytest.raises(Exception, match="argument 'mode': expected None .*, got 'reduce-overhead'"):
+        torch.compile(model, backend="sparsetir", mode="reduce-overhead")(*args)

@@ -117,6 +117,14 @@ def test_matrix():
     torch.testing.assert_close(ops.spmm(matrix, B, values=ones), (D != 0).float() @ B)
 
 
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+@pytest.mark.parametrize("name", ["data", "indices", "indptr"])
+def test_read_only_memory_is_read_without_a_warning(name):
+    A = scipy.sparse.csr_matrix(D.numpy())
+    getattr(A, name).flags.writeable = False
+    torch.testing.assert_close(ops.spmm(A, B), D @ B)
+
+
 def test_an_operand_is_taken_as_it_is():
     operand = ops.resolve(CASES["bsr"].A)
     assert all(x is y for x, y in zip(ops.resolve(operand), operand, strict=True))

@@ -1,5 +1,6 @@
 """Prepared patterns stay as they were, whoever writes to the memory they came from."""
 
+import copy
 import gc
 import pickle
 import weakref
@@ -109,13 +110,33 @@ def test_layers_take_it(layer):
         torch.testing.assert_close(layer(x, g), wanted)
 
 
+def test_a_model_that_holds_one_can_be_copied_and_saved():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.rand(len(ROWS)))
+            self.graph = ops.prepare(torch.stack([COLUMNS, ROWS]), N, self.weights)
+
+        def forward(self, x):
+            return ops.spmm(self.graph, x)
+
+    model, x = Model(), torch.rand(N, F)
+    duplicate = copy.deepcopy(model)
+    assert duplicate.graph.structure is model.graph.structure
+    assert duplicate.graph.values is duplicate.weights is not model.weights
+    restored = pickle.loads(pickle.dumps(model.graph))
+    torch.testing.assert_close(ops.spmm(restored, x), model(x))
+    with torch.no_grad():
+        duplicate.weights *= 2
+    torch.testing.assert_close(duplicate(x), 2 * model(x))
+
+
 def test_what_is_refused():
     g, matrix = ops.prepare(torch.stack([COLUMNS, ROWS]), N), KINDS["matrix"]()
     refuse(
         """
         ops.prepare(matrix, N)  # TypeError: prepare: argument 'size': expected None for Sparse
         ops.prepare(torch.tensor([[0], [5]]), 3)  # ValueError: prepare:
-        pickle.dumps(g)  # TypeError: Prepared: cannot be pickled
         ops.spmm(g, torch.rand(N + 1, F))  # ValueError: argument 'B': expected 12 rows
         """,
         locals(),
@@ -150,8 +171,8 @@ def test_relations():
         repr(g)
         == f"<sparsetir.ops.PreparedRelations 4 relations, ({N}, {N}), {len(ROWS)} edges, cpu>"
     )
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(g)
+    assert copy.deepcopy(g) is g
+    torch.testing.assert_close(ops.rgms(x, w, pickle.loads(pickle.dumps(g))), ops.rgms(x, w, g))
 
 
 def test_relations_are_made_once_and_live_as_long_as_their_handle():

@@ -155,7 +155,7 @@ test_refusals = refusals(
     f"""
 sparsetir.build(spmm(), None)  # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
 sparsetir.build(spmm(), ["llvm"])  # TypeError: build: argument 'target': expected 'cpu', 'cuda', a
-sparsetir.build(spmm(), "nonsense")  # ValueError: build: argument 'target': .. nonsense
+sparsetir.build(spmm(), "nonsense")  # ValueError: expected 'cpu', .. got 'nonsense': Target
 sparsetir.build(spmm(), {{"kind": "llvm", "nonsense": 1}})  # ValueError: 'target': .. nonsense
 sparsetir.build(sparsetir.lower_sparse_iter(spmm()), "cuda")  # ScheduleError: lower: 'spmm' is
 sparsetir.build(tvm.IRModule({{}}))  # ValueError: 'obj': the module has no functions

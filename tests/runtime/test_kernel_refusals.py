@@ -237,7 +237,12 @@ def first_pair(of):
 
 
 WRONG_STRUCTURE = [
-    ("indices", edit(0, 99), StructureIndexError, r"expected indices in \[0, 30\), got 99 at pos"),
+    (
+        "indices",
+        edit(0, 99),
+        StructureIndexError,
+        r"expected indices in \[0, 30\), got 99 .*; n is 30$",
+    ),
     ("indices", edit(3, -1), StructureIndexError, r"expected indices in \[0, 30\), got -1 at pos"),
     ("indices", first_pair([1, 0]), StructureError, "expected strictly increasing indices in row"),
     ("indices", first_pair([0, 0]), StructureError, "expected strictly increasing indices in row"),

@@ -338,6 +338,7 @@ run(target=GPU)  # ValueError: tune: argument ' .. expected one for a GPU
 tune(PROGRAMS["csf_sum"].make("float32", "int32"), arguments("csf_sum"), records="")
     # ValueError: 'csf_sum', as none is derived: no innermost loop
 tune("spmm", np.eye(3, dtype="float32"), space={"a": [1]})  # ValueError: 'space': expected none for
+tune("y[i] = A[i,j]", np.eye(3))  # TypeError: 'matrix': expected a dict of .. operands, got ndarray
 tune(3, {})  # TypeError: the name of an operator or a stage-I function, got int
 prepared(GONE, "fast")  # FileNotFoundError: gone.py
 prepared(MINE, "broken")  # ScheduleError: made of {'how': 'broken'}

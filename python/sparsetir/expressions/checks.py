@@ -6,8 +6,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sparsetir.expressions.assignments import terms_of
 from sparsetir.expressions.notation import COMPARISONS
-from sparsetir.expressions.trees import Access, Call, Number, Statement, accesses, refuse, walk
+from sparsetir.expressions.trees import (
+    Access,
+    Call,
+    Number,
+    Reduce,
+    Statement,
+    Tree,
+    accesses,
+    indices_of,
+    refuse,
+    walk,
+)  # fmt: skip
 from sparsetir.runtime.refusals import wrong
 from sparsetir.runtime.texts import many
 
@@ -57,6 +69,39 @@ def check_ranks(caller: str, statement: Statement, ranks: Mapping[str, int]) -> 
         if rank != len(access.indices):
             has, got = many(rank, "dimension"), many(len(access.indices), "index", "indices")
             _refuse(caller, statement, access, f"operand '{access.name}' has {has}, got {got}")
+
+
+def check_sums(caller: str, statement: Statement) -> None:
+    """Raise for a sum inside a term part of which lacks an index that the term is summed over.
+
+    `(b[i] - A[i,j] * x[j]) / d[i]` would add b[i] for each j, unlike its terms apart.
+    """
+    target = {*statement.result.plain}
+    for _, term in terms_of(statement.value):
+        for name in indices_of(term):
+            part = None if name in target else _lacking(term, name)
+            if part is not None:
+                at = (accesses(part) or accesses(term))[0]
+                what = (
+                    f"this part of a sum lacks index '{name}', which its term is summed over; "
+                    f"expected sum({name}, ..) around what is summed"
+                )
+                _refuse(caller, statement, at, what)
+
+
+def _lacking(tree: Tree, name: str) -> Tree | None:
+    """A part that lacks an index, of the only factor of a term that has it."""
+    if isinstance(tree, Reduce) and tree.op == "sum":
+        return _lacking(tree.body, name)
+    if not isinstance(tree, Call) or tree.op not in ("neg", "+", "-", "*", "/"):
+        return None
+    have = [x for x in tree.args if name in indices_of(x)]
+    if tree.op in ("+", "-"):
+        parts = (x if x not in have else _lacking(x, name) for x in tree.args)
+        return next((x for x in parts if x is not None), None)
+    if len(have) > 1 or (tree.op == "/" and have[0] is tree.args[1]):
+        return None
+    return _lacking(have[0], name)
 
 
 def check_like(caller: str, statement: Statement, rank: int) -> None:

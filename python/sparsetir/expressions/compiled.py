@@ -14,6 +14,7 @@ from sparsetir.expressions.checks import (
     check_format,
     check_like,
     check_ranks,
+    check_sums,
     common_dtype,
     computed_in,
 )  # fmt: skip
@@ -202,6 +203,7 @@ def typed(
     parsed = parse(text, caller, [r for n, r in ranks.items() if n != LIKE])
     statement = in_semiring(parsed, options.reduce, options.semiring, caller)
     check_ranks(caller, statement, ranks)
+    check_sums(caller, statement)
     if options.like is not None:
         check_like(caller, statement, ranks[options.like])
     read = [operands[n] for n in dict.fromkeys(x.name for x in accesses(statement.value))]

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsetir.data.sparse_tensor import SparseMatrix, SparseTensor
 from sparsetir.expressions.assignments import assignments
-from sparsetir.expressions.checks import HALVES, check_format, check_like, computed_in
+from sparsetir.expressions.checks import HALVES, check_format, check_like, check_sums, computed_in
 from sparsetir.expressions.compiled import LIKE, MOST_KEPT, MOST_TRIED, Options
 from sparsetir.expressions.execution import (
     BoundExpression,
@@ -84,6 +84,7 @@ def expression(
     if like is not None and not (isinstance(like, str) and like.isidentifier()):
         raise wrong(caller, "like", "the name of an operand", f"{like!r}")
     statement = in_semiring(parse(text, caller), reduce, semiring, caller)
+    check_sums(caller, statement)
     names = list(dict.fromkeys(x.name for x in accesses(statement.value)))
     for name in formats:
         if name not in (*names, like):

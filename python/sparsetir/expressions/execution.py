@@ -209,6 +209,7 @@ class BoundExpression:
         if not fits or tuple(out.shape) != shape or name_of(out) != this.dtype:
             kind = "tensor of torch" if torch else "ndarray to write to"
             what = f"{getattr(out, 'shape', '')} {getattr(out, 'dtype', type(out).__name__)}"
+            what += ", read-only" if isinstance(out, np.ndarray) and not out.flags.writeable else ""
             raise wrong(this.caller, "out", f"a {kind}, {shape} {this.dtype}", what.strip())
 
     def _graded(self, operands: Mapping[str, Operand], known: bool = False) -> Any:

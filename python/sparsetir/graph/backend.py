@@ -28,6 +28,7 @@ from sparsetir.graph.products import take_products
 from sparsetir.graph.regions import Found, rewrite
 from sparsetir.graph.rest import Rest, Run, has_compiler
 from sparsetir.graph.reuse import reuse_memory
+from sparsetir.runtime.refusals import wrong
 
 REST = "eager"  # the default for operators outside regions
 
@@ -96,15 +97,19 @@ class Backend:
 
 
 def backend(
-    module: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] = MappingProxyType({})
-) -> Callable[..., Any]:
+    module: fx.GraphModule, inputs: Sequence[Any],
+    options: Mapping[str, Any] = MappingProxyType({}), mode: object = None,
+) -> Callable[..., Any]:  # fmt: skip
     """Compile a graph of torch's; the backend registered as "sparsetir".
 
     options : "rest", what runs operators outside regions: "eager", torch's own kernels, or
         "inductor", a few percent faster per epoch, several times slower to compile; "check", True
         to compare the first results of each graph with those of torch's operators, and to raise
         RuntimeError if they differ
+    mode : refused; torch.compile passes its own on
     """
+    if mode is not None:
+        raise wrong("torch.compile", "mode", "None for the backend 'sparsetir'", f"{mode!r}")
     chosen = _chosen(options)
     keep = chosen == Options("eager") and kept.may_keep()
     with kept.keeping() if keep else nullcontext():

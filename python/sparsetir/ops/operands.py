@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,7 +17,7 @@ from sparsetir.data.sources import Compressed, Edges, adopted
 from sparsetir.data.sparse_tensor import SparseMatrix
 from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import kept, private
+from sparsetir.ops.cache import cached_result, kept, private
 from sparsetir.ops.registry import Operation, Operator, holds_data
 from sparsetir.ops.structure import (
     PatternCopy,
@@ -26,7 +28,7 @@ from sparsetir.ops.structure import (
     pattern_of_edges,
 )
 from sparsetir.ops.tensors import INDEX_DTYPES, check_csr, check_size
-from sparsetir.runtime.arrays import device_name, is_array, to_host
+from sparsetir.runtime.arrays import device_name, is_array, plain_view, to_host
 from sparsetir.runtime.refusals import wrong
 
 
@@ -100,8 +102,18 @@ class Prepared:
         """
         return Prepared(self.operand._replace(values=values), self.structure)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("Prepared: cannot be pickled; pickle the matrix, and prepare it again")
+    @staticmethod
+    def of(operand: Operand) -> Prepared:
+        """Prepare the pattern of an operand, which is checked and copied."""
+        rowptr, col, m, n, values = operand
+        rowptr, col, structure = cached_result(pattern_of, rowptr, col, n, "prepare")
+        return Prepared(Operand(rowptr, col, m, n, values), structure)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
+        return self.with_values(deepcopy(self.values, memo))  # nothing writes to the pattern
+
+    def __reduce__(self) -> tuple[Callable[[Operand], Prepared], tuple[Operand]]:
+        return Prepared.of, (self.operand,)
 
     def __repr__(self) -> str:
         return f"<sparsetir.ops.Prepared {self.shape}, {self.nnz} elements, {self.col.device}>"
@@ -514,7 +526,7 @@ def arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
     pattern = A.pattern
     arrays = _arrays.get(pattern)
     if arrays is None:
-        rowptr, col = (torch.from_numpy(x) for x in (pattern.indptr, pattern.columns))
+        rowptr, col = map(tensor_of, (pattern.indptr, pattern.columns))
         arrays = _arrays[pattern] = rowptr, col
     return arrays
 
@@ -533,7 +545,8 @@ def _from_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
-    """A tensor of the same memory, of NumPy's types and bfloat16."""
+    """A tensor of the same memory, also read-only, of NumPy's types and bfloat16."""
     bits = array.dtype.kind == "V"  # bfloat16, which NumPy does not know
-    values = torch.from_numpy(array.view("int16") if bits else array)
+    plain: Any = plain_view(array.view("int16") if bits else array)
+    values = torch.from_numpy(plain)
     return values.view(torch.bfloat16) if bits else values

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, overload
+from typing import Any, overload
 
 from torch import Tensor
 
-from sparsetir.ops.cache import attach, cacheable, cached_result, private
-from sparsetir.ops.operands import Operand, Prepared, resolve, size_of
+from sparsetir.ops.cache import attach, cacheable, private
+from sparsetir.ops.operands import Prepared, resolve, size_of
 from sparsetir.ops.relations import Relations, check_relations
-from sparsetir.ops.structure import pattern_of
 from sparsetir.ops.tensors import check_strided
 from sparsetir.runtime.refusals import wrong
 
@@ -76,8 +75,12 @@ class PreparedRelations:
             raise wrong(caller, "edge_index", expected, f"{self.n}, {self.m} and {self.count}")
         return self.edge_index, self.edge_type
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("PreparedRelations: cannot be pickled; prepare the edges again")
+    def __deepcopy__(self, memo: object) -> PreparedRelations:
+        return self  # nothing writes to it
+
+    def __reduce__(self) -> tuple[type[PreparedRelations], tuple[Tensor, Tensor, int, int, int]]:
+        graph = self.edge_index, self.edge_type, self.n, self.m, self.count
+        return PreparedRelations, graph
 
     def __repr__(self) -> str:
         return (
@@ -150,9 +153,7 @@ def prepare(
             )
         size_of("prepare", "size", size)
         A = (A, size)
-    rowptr, col, m, n, values = resolve(A, values, None, "prepare")
-    rowptr, col, structure = cached_result(pattern_of, rowptr, col, n, "prepare")
-    return Prepared(Operand(rowptr, col, m, n, values), structure)
+    return Prepared.of(resolve(A, values, None, "prepare"))
 
 
 @cacheable

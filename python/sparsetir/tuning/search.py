@@ -26,6 +26,7 @@ from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.targets import TargetLike, is_gpu, resolve_target
 from sparsetir.schedules.templates.registry import TEMPLATES, templates_for
+from sparsetir.sparse_ir.errors import describe
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.origins import ORIGINS
 from sparsetir.tuning.measure import START_LIMIT, Device, Measurer, cores_for
@@ -166,11 +167,11 @@ def tune(
     Parameters
     ----------
     op : str, SparseFunc or torch.nn.Module
-        An operator's name, as for :func:`sparsetir.plan`, a stage-I function, or a model, followed
-        by its arguments.
+        An operator's name, as for :func:`sparsetir.plan`, a stage-I function, an expression, or a
+        model, followed by its arguments.
     matrix : SparseMatrix, anything it can be made from, or dict
-        The operator's matrix; for a function its arguments by name, arrays and sizes. Sizes that
-        shapes imply may be omitted. Arrays are not changed.
+        The operator's matrix; for a function its arguments by name, arrays and sizes, for an
+        expression its operands. Sizes that shapes imply may be omitted. Arrays are not changed.
     feat, dtype, reduce, heads, target, threads
         The same as for :func:`sparsetir.plan`; a function takes target and threads: those that
         measurements run on. Its kernel runs on those of the process that calls it.
@@ -278,6 +279,12 @@ def tune(
             workers=workers, records=records, storage=storage, time_limit=time_limit,
             memory_limit=memory_limit, transfer=transfer, progress=progress, graph=graph,
         )  # fmt: skip
+    if isinstance(op, str) and ("=" in op or "->" in op):
+        if not isinstance(matrix, Mapping):
+            raise wrong("tune", "matrix", "a dict of the expression's operands", describe(matrix))
+        # Expressions belong to a higher package.
+        program = import_module("sparsetir.expressions.einsum").einsum_program
+        op, matrix = program(op, matrix, caller="tune", at_pattern=True)
     if isinstance(op, str):
         refuse_options(f"'{op}'", {"schedule": schedule, "space": space})
         device = None if remote is None else remote.key
