@@ -87,7 +87,11 @@ def wide_tensors(graphs, least=OUT):
 @pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.default(  # GATv2 with loops is below, beside Inductor
-    "GATv2 without loops-True", "GAT-False", "Transformer-False", "GINE-True", "scored-False",
+    "GATv2 without loops-True",
+    "GAT-False",
+    "Transformer-False",
+    "GINE-True",
+    "scored-False",
     "unordered-True",
 )
 def test_as_eager(name, wanted, request, monkeypatch):
