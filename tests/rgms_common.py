@@ -11,7 +11,7 @@ from sparsetir.schedules.targets import resolve_target
 __all__ = ["GPU", "MASKS", "SEEDS", "UNITS", "arguments", "exact"]
 
 GPU = resolve_target({"kind": "cuda", "arch": "sm_80"})
-SEEDS = (0, 1, 2)  # orders of warps
+SEEDS = (0, 1)  # orders of warps
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # that inner sums are rounded to
 
 

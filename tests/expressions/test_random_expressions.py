@@ -150,7 +150,7 @@ def products(draw):
     return values, np.array(stored).reshape(m, n), x, draw(st.sampled_from(["dense", "csr", "csc"]))
 
 
-@examples(10, 1000, drawn=products())
+@examples(5, 1000, drawn=products())
 def test_gradients_of_products_with_zeros_are_those_of_torch(drawn):
     """Of first and second order: with one zero in a row, the first is that of this element alone,
     and with two there is none; elements that are not stored have no part."""

@@ -106,7 +106,7 @@ def test_what_follows_from_edges_is_kept_while_they_stay(quick_kernels):
 
 
 def test_edges_that_are_new_in_each_step_compile_nothing(quick_kernels):
-    model, _ = made("GAT")
+    model, _ = made("GCN")
     call, backend = compiled(model)
     counts = []
     for step in range(5):

@@ -145,7 +145,8 @@ class Calls(TorchDispatchMode):
 def test_torch_checks_the_operators():
     """Schemas, gradients, fake kernels and dynamic shapes, by torch's own tests."""
     calls_seen = {}
-    for op in OPS.values():
+    for name in (*COUNTED[::4], "edge_softmax", "attention", "rgms", "rgms in blocks"):
+        op = OPS[name]
         with Calls() as calls:
             op.call(SMALL.A, *op.operands(SMALL, torch.float64)).sum().backward()
         calls_seen |= calls.seen

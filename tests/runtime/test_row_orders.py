@@ -27,7 +27,7 @@ LLVM = resolve_target("llvm")
 def grouped(m: int, n: int, length: int, group: int, seed: int = 0) -> sp.csr_array:
     """A matrix of rows of one length of which each `group` store the same columns."""
     rng = np.random.default_rng(seed)
-    columns = [np.sort(rng.permutation(n)[:length]) for _ in range(-(-m // group))]
+    columns = [np.sort(rng.choice(n, length, replace=False)) for _ in range(-(-m // group))]
     indices = np.concatenate([columns[row // group] for row in range(m)]).astype("int32")
     values = rng.integers(1, 9, m * length).astype("float32")
     return sp.csr_array((values, indices, np.arange(m + 1, dtype="int32") * length), (m, n))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from drawing import examples
 from programs import copied
 from small import arguments_of, small
 from sparsetir.schedules.passes.fused_rows import fused_rows
@@ -153,8 +153,7 @@ def steps(draw):
     return "\n".join(lines), draw(st.sampled_from(["heads", "2", "40"]))
 
 
-@settings(max_examples=12, deadline=None)
-@given(steps(), st.integers(0, 99), st.data())
+@examples(5, 100, program=steps(), seed=st.integers(0, 99), data=st.data())
 def test_random_steps(program, seed, data):
     """By default, and fused by hand: some that follow each other, in loops of the first."""
     text, heads = program

@@ -1,7 +1,8 @@
 """Products of features and weights: many rows, few columns, for which BLAS libraries are slow.
 
-Weights fit a cache, so that nothing is packed. Tiles of rows by columns are accumulated in
-registers, as in all products of this package; the gradient of weights sums over rows, in chunks.
+Tiles of rows by columns are accumulated in registers, as in all products of this package; the
+gradient of weights sums over rows, in chunks. Weights fit the L2 cache; those that do not fit the
+first are packed for each chunk of rows, since rows of a power of two share few of its lines.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from sparsetir.ops.tensors import plain_tensor
 from sparsetir.planning.run_plan import compiled
 from sparsetir.runtime.kernel import Kernel
 from sparsetir.runtime.pipeline import Stages, lower
-from sparsetir.schedules.registers import sum_vectors
-from sparsetir.schedules.targets import pool, resolve_target, vector_registers
+from sparsetir.schedules.targets import l1_bytes, pool, resolve_target, vector_registers
 from sparsetir.schedules.templates.register_tile import greatest_divisor, straight_code, sums_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
@@ -29,8 +29,9 @@ NAME = "product"
 WORK = 1 << 20  # multiplications; fewer are left to torch
 WEIGHTS = 1 << 17  # numbers of a matrix of weights that fits the L2 cache
 LEAST, NARROW = 4, 8  # columns: any number between these, or whole vectors
-WIDE = 4  # vectors in a row of a tile
+WIDE, TALL = 4, 12  # most vectors in a row of a tile, and rows
 ROWS = 32  # rows of a chunk: their values stay in the L1 cache for all tiles
+PACKED = 128  # rows for which weights beyond that cache are copied, as wide as a tile
 PERMUTED = {aten.permute.default, aten.t.default, aten.transpose.int}
 
 
@@ -72,26 +73,31 @@ class Product:
         while self.outer > NARROW and self.outer % lanes and lanes > NARROW:
             lanes //= 2
         vectors = greatest_divisor(self.outer // lanes, WIDE)
-        rows = max(1, sum_vectors(registers) // vectors)
+        rows = min(TALL, (registers - 1) // vectors - 1)  # beside vectors of weights, an element
+        packed = not self.gradient and 8 * self.inner * self.outer > l1_bytes()  # half of it
 
         def apply(sch: Schedule) -> None:
             iteration = sch.get_sparse_iteration(NAME)
             loops = sch.get_sp_iters(iteration)
             lines, summed = loops[:2]
+            tile, *held = sch.split(loops[2], [None, vectors, lanes], tail="shift")
+            start = []
             if not self.gradient:
-                summed, start = loops[1], []
-                first, line = sch.split(lines, [None, rows])
-                around = [first]
+                summed, shape = loops[1], [None, PACKED // rows, rows] if packed else [None, rows]
+                *start, first, line = sch.split(lines, shape, tail="repeat")
+                around = [*start, first, tile]
             else:
                 first, line = sch.split(lines, [None, min(rows, self.inner)], tail="shift")
-                count, start = -(-self.inner // rows), []
+                count = -(-self.inner // rows)
                 if min(pool(), count) > 1:
                     *start, first = sch.split(first, [None, -(-count // pool())])
                 part, summed = sch.split(summed, [None, ROWS])
-                around = [*start, part, first]
-            tile, *held = sch.split(loops[2], [None, vectors, lanes], tail="shift")
-            around.append(tile)
+                around = [*start, part, first, tile]
             steps = sums_of(sch, iteration, "OUT", around, [summed], [line, *held])
+            if packed:
+                inside, _, *held = sch.get_sp_iters(sch.get_sparse_iteration(f"{NAME}_reduce"))
+                copies = sch.precompute("X1", start[0], [tile, inside, *held], scope="global")
+                steps += [(copy, len(held)) for copy in copies]
             if start or not self.gradient:
                 sch.parallelize(around[0])
             straight_code(sch, steps)
