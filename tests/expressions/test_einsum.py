@@ -1168,6 +1168,11 @@ def test_what_one_factor_alone_has_is_summed_before(text, steps):
     assert ("T0" in program) == bool(steps)
 
 
+def test_subscripts_that_do_not_fit_are_marked():
+    with pytest.raises(ValueError, match=r"\n    ij,kk->ik\n       \^\^$"):
+        einsum("ij,kk->ik", np.ones((3, 3)), np.ones((3, 4)))
+
+
 M, V = SparseMatrix(sp.eye(3, format="csr")), np.ones(3)
 
 

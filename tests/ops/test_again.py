@@ -121,8 +121,10 @@ def test_what_watches_is_asked_first():
     A, b = operand(), torch.randn(N, F)
     warm(A, b)
     batch = torch.randn(3, N, F)
-    result = torch.func.vmap(lambda x: ops.spmm(A, x))(batch)
-    torch.testing.assert_close(result, DENSE @ batch)
+    for dim, x in enumerate((batch, batch.transpose(0, 1))):
+        result = torch.func.vmap(lambda x: ops.spmm(A, x), in_dims=dim)(x)
+        torch.testing.assert_close(result, DENSE @ batch)
+    assert torch.func.vmap(lambda x: ops.spmm(A, x))(batch[:0]).shape == (0, M, F)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert ops.spmm(A, b).dtype == torch.bfloat16
     with torch.inference_mode():

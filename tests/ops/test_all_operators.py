@@ -21,7 +21,7 @@ SOME = pytest.mark.parametrize(
     "name", by_turns(COUNTED, 3) + by_turns([name for name in OPS if name not in COUNTED], 2)
 )
 TURNS = ["float32", "bfloat16", "float32", "float16"]  # float64 is what most tests here take
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+pytestmark = pytest.mark.filterwarnings("error:There is a performance drop")
 
 
 def weights_of(x, seed=9):

@@ -38,8 +38,8 @@ def ints(*values, dtype="int32"):
 
 
 REFUSALS = [  # (argument, value, words of the message, error)
-    ("indices", ints(1, 3, 0, 4, 3), "indices in [0, 4), got 4 at position 3", StructureIndexError),
-    ("indices", ints(1, -1, 0, 2, 3), "in [0, 4), got -1 at position 1", StructureIndexError),
+    ("indices", ints(1, 3, 0, 4, 3), "got 4 at position 3; n is 4", StructureIndexError),
+    ("indices", ints(1, -1, 0, 2, 3), "got -1 at position 1; n is 4", StructureIndexError),
     ("indices", ints(1, 3, 0, 3, 2), "strictly increasing indices in row 2, got 2 after 3 at "
      "position 4", StructureError),
     ("indices", ints(3, 3, 0, 1, 2), "increasing indices in row 0, got 3 after 3 at position 1",

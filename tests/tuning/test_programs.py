@@ -279,6 +279,13 @@ def test_a_space_replaces_choices_of_the_made_one(monkeypatch):
     assert {t.config.get("spmm.order", "rows") for t in tuned.trials} == {"rows"}
 
 
+def test_an_expression_is_tuned_for_its_operands(monkeypatch):
+    install(monkeypatch)
+    A, X = sparsetir.SparseMatrix.from_dense(np.eye(3)), np.ones((3, 8))
+    tuned = tune("C[i,k] = A[i,j] * X[j,k]", {"A": A, "X": X}, trials=2, records="")
+    assert isinstance(tuned, search.TunedProgram) and "C.order" in tuned.trials[1].config
+
+
 def test_choices_are_data():
     config = Choices({"tile": 4, "order": "rows", "pack": True, "none": None})
     assert from_data(to_data(config)) == config and hash(from_data(to_data(config))) == hash(config)

@@ -291,8 +291,9 @@ def _of_subscripts(text: str, caller: str, ranks: Sequence[int]) -> Statement:
             wrong = f"'{c}': expected an index of an operand, once"
             refuse(caller, text, text.find("->") + 2 + at, wrong)
     tree: Tree | None = None
+    places = [m.start() for m in re.finditer(r"(?<![^,])[^,]*", text)]
     for n, (part, more) in enumerate(zip(parts, lengths, strict=True)):
-        access = Access(f"A{n}", names(part, more))
+        access = Access(f"A{n}", names(part, more), places[n])
         tree = access if tree is None else Call("*", (tree, access))
     assert tree is not None
     return Statement(Access("OUT", names(output, most)), tree, False, text)

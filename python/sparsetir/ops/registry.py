@@ -111,6 +111,7 @@ class Operator(Generic[P, R]):
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(full, lambda *args: of(*args).fake(), lib=LIBRARY)
         self.op = getattr(torch.ops.sparsetir, name).default
+        torch.library.register_vmap(full, _one_by_one(self.op), lib=LIBRARY)
         self.kernel = kernel
         self._function = self._transformed = None
         if of.gradients is not Operation.gradients:
@@ -244,6 +245,30 @@ def _casting(op: Callable[..., R], device: str) -> Callable[..., R]:
             return op(*(_cast(x, dtype) for x in args))
 
     return run
+
+
+def _one_by_one(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """The rule of torch.func.vmap that calls the operator for each part of a batch.
+
+    torch does the same by itself, with a warning that asks users to report it.
+    """
+
+    def rule(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        count, shared = info.batch_size, [d is None for d in dims]
+        each = [x if d is None else x.movedim(d, 0) for x, d in zip(args, dims, strict=True)]
+        if count == 0:  # the shapes of results are those of zeros
+            pairs = zip(each, shared, strict=True)
+            each = [x if alike else x.new_zeros((1, *x.shape[1:])) for x, alike in pairs]
+        parts = [
+            op(*(x if alike else x[n] for x, alike in zip(each, shared, strict=True)))
+            for n in range(count or 1)
+        ]
+        if isinstance(parts[0], tuple):
+            out = tuple(torch.stack(x)[:count] for x in zip(*parts, strict=True))
+            return out, (0,) * len(out)
+        return torch.stack(parts)[:count], 0
+
+    return rule
 
 
 def _cast(x: object, dtype: torch.dtype) -> object:

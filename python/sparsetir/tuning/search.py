@@ -281,7 +281,8 @@ def tune(
         )  # fmt: skip
     if isinstance(op, str) and ("=" in op or "->" in op):
         if not isinstance(matrix, Mapping):
-            raise wrong("tune", "matrix", "a dict of the expression's operands", describe(matrix))
+            expected = "a dict of the expression's operands"
+            raise wrong("tune", "matrix", expected, describe(matrix), TypeError)
         # Expressions belong to a higher package.
         program = import_module("sparsetir.expressions.einsum").einsum_program
         op, matrix = program(op, matrix, caller="tune", at_pattern=True)
