@@ -70,12 +70,17 @@ FEW = {
     ("sparsetir.schedules.passes.vectorize_reductions", "COUNTS"): (2,),
 }
 ALL_VERSIONS = {"test_block_rows.py", "test_multiversion.py"}
-# Panels are for more nonzeros than most patterns here have: they are compiled where every program
-# is, and where they run.
-PANELS = "sparsetir.schedules.multiversion", "_with_panels"
-WITH_PANELS = {
-    *ALL_VERSIONS, "test_programs.py", "test_random_programs.py", "test_readme.py",
-    "test_schedule_random.py",
+# Panels and scatters in parts are for more nonzeros than most patterns here have: they are compiled
+# where every program is, and where they run.
+LARGE = {
+    ("sparsetir.schedules.multiversion", "_with_panels"): (
+        lambda func, reduction, sizes, rows, target: rows
+    ),
+    ("sparsetir.schedules.multiversion", "owners"): lambda: 1,
+}
+WITH_LARGE = {
+    *ALL_VERSIONS, "test_owner_computes.py", "test_programs.py", "test_random_programs.py",
+    "test_readme.py", "test_schedule_random.py",
 }  # fmt: skip
 
 
@@ -111,7 +116,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
     session.config.stash[EVERY] = {
-        (module, name): getattr(import_module(module), name) for module, name in [*FEW, PANELS]
+        (module, name): getattr(import_module(module), name) for module, name in [*FEW, *LARGE]
     }
     _look_through_frames_alone()
 
@@ -187,8 +192,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     every = item.config.stash[EVERY]
     values = every | (FEW if quick and not places & ALL_VERSIONS else {})
-    if quick and not places & WITH_PANELS:
-        values |= {PANELS: lambda func, reduction, sizes, rows, target: rows}
+    if quick and not places & WITH_LARGE:
+        values |= LARGE
     for (module, name), value in values.items():
         setattr(import_module(module), name, value)
 
