@@ -22,7 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import ir, tirx
@@ -38,16 +38,43 @@ COMPUTED = "computed"
 
 def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
     """Recipe and keywords of each computed parameter, as plain Python objects, in order."""
-    return {name: dict(how) for name, how in _computed_parameters(func)}
+    return {name: dict(made.how) for name, made in _recipes(func).items()}
+
+
+class _Recipe(NamedTuple):
+    """How a computed parameter is made, as calls need it: looking it up takes as long as computing.
+
+    how : the recipe and its keywords
+    recipe : its name
+    keywords : the names of its keywords
+    reads : by keyword, the parameters whose values the recipe receives
+    """
+
+    how: dict[str, Any]
+    recipe: str
+    keywords: tuple[str, ...]
+    reads: dict[str, str]
 
 
 @lru_cache(256)  # by identity
-def _computed_parameters(func: SparseFunc) -> list[tuple[str, dict[str, Any]]]:
+def _recipes(func: SparseFunc) -> dict[str, _Recipe]:
+    """The recipe of each computed parameter, in order."""
     if COMPUTED not in func.attrs:
-        return []
+        return {}
     recipes = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
     names = [str(p.name) for p in func.params]  # JSON does not keep the order of a dict
-    return [(name, recipes[name]) for name in names if name in recipes]
+    return {name: _recipe_of(recipes[name]) for name in names if name in recipes}
+
+
+def _recipe_of(how: dict[str, Any]) -> _Recipe:
+    keywords = tuple(k for k in how if k != "recipe")
+    parameters = zip(keywords, (_parameter(how[k]) for k in keywords), strict=True)
+    return _Recipe(how, str(how.get("recipe")), keywords, {k: p for k, p in parameters if p})
+
+
+def _parameter(value: Any) -> str | None:
+    """The parameter that a keyword of a recipe names, or None."""
+    return value[1:] if isinstance(value, str) and value.startswith("$") else None
 
 
 def parameters_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
@@ -71,7 +98,7 @@ def keyword(size: Any) -> int | str | None:
 
 def reads(how: Mapping[str, Any]) -> list[str]:
     """The parameters whose values a recipe receives."""
-    return [v[1:] for v in how.values() if isinstance(v, str) and v.startswith("$")]
+    return [name for name in map(_parameter, how.values()) if name]
 
 
 def valid_for_any(how: Mapping[str, Any]) -> int | None:
@@ -108,29 +135,31 @@ def compute(
     promise, and the errors of recipes.
     """
     of_func = func.name  # whose look-up takes longer than most recipes
-    recipes, dtypes = dict(_computed_parameters(func)), _dtypes(func)
+    recipes, dtypes = _recipes(func), _dtypes(func)
     needed = set(recipes if names is None else names)
-    for name, how in reversed(recipes.items()) if names is not None else ():
+    for name, made in reversed(recipes.items()) if names is not None else ():
         if name in needed:
-            needed.update(reads(how))
+            needed.update(made.reads.values())
     chosen, values, results = dict(overrides or {}), dict(arguments), {}
     for name in chosen:
         if name not in recipes:
             raise TypeError(f"{of_func}: '{name}' is no computed parameter; there are {[*recipes]}")
-        if not facts_of(recipes[name]["recipe"]).open:
-            free = [n for n, how in recipes.items() if facts_of(how["recipe"]).open]
+        if not facts_of(recipes[name].recipe).open:
+            free = [n for n, made in recipes.items() if facts_of(made.recipe).open]
             raise ValueError(
                 f"{of_func}: computed parameter '{name}': expected what recipe "
-                f"'{recipes[name]['recipe']}' makes, got another value; open are {free}"
+                f"'{recipes[name].recipe}' makes, got another value; open are {free}"
             )
-    for name, how in recipes.items():
-        place = f"{of_func}: computed parameter '{name}'"
-        facts = facts_of(how["recipe"])
-        if name not in needed or facts.of_values and values.get(str(how["values"])[1:]) is None:
+    for name, made in recipes.items():
+        if name not in needed:
             continue
-        if facts.unknown is not None and any(values.get(read) is None for read in reads(how)):
+        place = f"{of_func}: computed parameter '{name}'"
+        facts = facts_of(made.recipe)
+        if facts.of_values and values.get(made.reads.get("values", "")) is None:
+            continue
+        if facts.unknown is not None and any(values.get(p) is None for p in made.reads.values()):
             chosen.setdefault(name, facts.unknown)
-        value = chosen[name] if name in chosen else _evaluate(place, how, values, dtypes)
+        value = chosen[name] if name in chosen else _evaluate(place, made, values, dtypes)
         results[name] = values[name] = _fitted(place, value, *dtypes[name])
     check_promises(of_func, promises_of(func), results)
     return results
@@ -145,7 +174,7 @@ def compute_of_values(
 
     Raises the errors of :func:`compute`.
     """
-    recipes, dtypes, results = computed_parameters(func), _dtypes(func), dict[str, Any]()
+    recipes, dtypes, results = _recipes(func), _dtypes(func), dict[str, Any]()
     for name in names:
         place = f"{func.name}: computed parameter '{name}'"
         results[name] = _fitted(
@@ -171,13 +200,13 @@ def _dtypes(func: SparseFunc) -> dict[str, tuple[bool, str]]:
 
 
 def _evaluate(
-    place: str, how: Mapping[str, Any], values: Mapping[str, Any], dtypes: Mapping[str, Any]
+    place: str, made: _Recipe, values: Mapping[str, Any], dtypes: Mapping[str, Any]
 ) -> Any:
-    problem = _recipe_problem(how)
+    problem = _recipe_problem(made)
     if problem is not None:
         raise LoweringError(f"{place}: {problem}")
-    name = how["recipe"]
-    for read in reads(how):
+    name = made.recipe
+    for read in made.reads.values():
         if values.get(read) is None:
             there = sorted(n for n, v in values.items() if v is not None)
             raise TypeError(
@@ -190,11 +219,10 @@ def _evaluate(
                 f"{'a NumPy array' if wanted is np.ndarray else 'an integer'}, "
                 f"got {type(values[read]).__name__}"
             )
-    keywords = {k: v for k, v in how.items() if k != "recipe"}
-    for key, value in keywords.items():
-        if isinstance(value, str) and value.startswith("$"):
-            value = values[value[1:]]
-            keywords[key] = value if isinstance(value, np.ndarray) else int(value)
+    keywords = {key: made.how[key] for key in made.keywords}
+    for key, read in made.reads.items():
+        value = values[read]
+        keywords[key] = value if isinstance(value, np.ndarray) else int(value)
     result, fact = RECIPES[name](**keywords), facts_of(name).values
     most = None if fact is None else fact.most(keywords)
     if most is None or not isinstance(result, np.ndarray) or not result.size:
@@ -207,15 +235,15 @@ def _evaluate(
     return result
 
 
-def _recipe_problem(how: Mapping[str, Any]) -> str | None:
+def _recipe_problem(made: _Recipe) -> str | None:
     """Return what is wrong with a recipe's name and keywords, or None."""
-    name = how.get("recipe")
+    name = made.recipe
     if name not in RECIPES:
         return (
             f"unknown recipe '{name}': import the module that registers it before; there are "
             f"{sorted(RECIPES)}"
         )
-    return _keyword_problem(name, RECIPES[name], tuple(k for k in how if k != "recipe"))
+    return _keyword_problem(name, RECIPES[name], made.keywords)
 
 
 @cache
@@ -307,7 +335,7 @@ def _problems_of(
     if not is_array and not dtype.startswith(("int", "uint")):
         return [f"expected an array or an integer, got {dtype}"]
     problems = []
-    problem = _recipe_problem(how)
+    problem = _recipe_problem(_recipe_of(dict(how)))
     if problem is not None:
         problems.append(problem)
     for read in reads(how):

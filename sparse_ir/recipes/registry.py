@@ -132,6 +132,7 @@ class Facts:
     finite: bool = False
 
 
+NO_FACTS = Facts()
 _FACTS: dict[str, Facts] = {}
 
 
@@ -153,4 +154,4 @@ def recipe(function: Callable[..., Any] | None = None, /, **facts: Any) -> Calla
 
 def facts_of(name: Any) -> Facts:
     """Facts about a recipe's results; none if it is not registered."""
-    return _FACTS.get(str(name), Facts())
+    return _FACTS.get(str(name), NO_FACTS)

@@ -7,7 +7,7 @@ import torch
 
 from ops_common import Case, reduced
 from sparsetir import SparseMatrix, ops
-from sparsetir.ops import compress, products, structure
+from sparsetir.ops import compress, operands, products, structure
 from sparsetir.sparse_ir.errors import StructureError
 
 
@@ -106,8 +106,23 @@ def test_out_of_range(row, number):
     edges, b = graph(40, 40, 100), torch.randn(40, 8)
     edges[row, 7] = number
     end = "source" if row == 0 else "target"
-    with pytest.raises(StructureError, match=f"argument 'A': expected each {end} .* got {number}"):
+    message = f"argument 'A': expected each {end} .* got {number}"
+    with pytest.raises(StructureError, match=message):
         ops.spmm((edges, 40), b)
+    sizes = (40, 90) if row == 0 else (90, 40)  # the other end has room for the number
+    with pytest.raises(StructureError, match=message):
+        ops.spmm((edges, sizes), torch.randn(sizes[0], 8))
+
+
+def test_a_pattern_that_is_kept_is_known_by_both_sizes():
+    """PyG's layers pass both in each step, on the same edges."""
+    edges, kept = graph(30, 40, 200), (40, 30)
+    ops.prepare(edges, kept)
+    assert operands.known((edges, kept), 0) is not None
+    assert operands.known((edges, (30, 40)), 0) is None
+    assert operands.known((edges, [40, 30]), 0) is None  # left to the checks of the full path
+    edges[0, 0] = 39 - edges[0, 0]
+    assert operands.known((edges, kept), 0) is None
 
 
 def test_the_gradient_is_that_of_what_was_computed():

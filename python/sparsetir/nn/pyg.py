@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import warnings
@@ -25,7 +26,7 @@ from sparsetir.ops.registry import is_transformed
 from sparsetir.runtime.refusals import wrong
 from sparsetir.schedules.targets import host_target, vector_bits
 
-SIMPLE_MESSAGE = {"x_j", "edge_weight"}
+SIMPLE_MESSAGE = {"self", "x_j", "edge_weight"}
 # Edges of a call from which a layer is compiled, so that a hundred epochs make up for the seconds.
 EDGES = 50_000
 # A layer whose calls differ in their number of edges trains on many batches in each epoch: it is
@@ -421,8 +422,6 @@ def _aggregation(name: str) -> type:
 
 def _is_product(layer: Any) -> bool:
     """Whether a layer's messages are features of neighbours, with a fused product of its own."""
-    from torch_geometric.nn import MessagePassing
-
     kind = type(layer)
     return (
         layer.fuse
@@ -431,14 +430,20 @@ def _is_product(layer: Any) -> bool:
         and not layer.explain
         and not any(getattr(layer, name) for name in HOOKS)
         and vars(layer).keys().isdisjoint(METHODS)
-        # PyG's own methods, which are known to be equivalent.
-        and all(
-            f.__module__.startswith("torch_geometric.")
-            for f in (kind.message, kind.message_and_aggregate)
-        )
-        and kind.aggregate is MessagePassing.aggregate
+        and _are_equivalent(kind.message, kind.message_and_aggregate, kind.aggregate, kind.update)
         and type(layer.aggr_module) is _aggregation(layer.aggr)
         and not is_hooked(layer.aggr_module)
-        and kind.update is MessagePassing.update
-        and set(layer.inspector.get_param_names("message")) <= SIMPLE_MESSAGE
+    )
+
+
+@functools.lru_cache(256)  # asked in each call, of the few kinds of layers of a model
+def _are_equivalent(message: Any, fused: Any, aggregate: Any, update: Any) -> bool:
+    """Whether methods of a class, one of them fused, are PyG's own and make simple messages."""
+    from torch_geometric.nn import MessagePassing
+
+    return (
+        all(f.__module__.startswith("torch_geometric.") for f in (message, fused))
+        and aggregate is MessagePassing.aggregate
+        and update is MessagePassing.update
+        and {*inspect.signature(message).parameters} <= SIMPLE_MESSAGE
     )

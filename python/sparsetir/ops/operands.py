@@ -220,12 +220,10 @@ def known(A: Any, n: int) -> tuple[PatternCopy, Tensor | None] | None:
         matrix = known_tensor(A)
         if matrix is not None:
             return known(matrix, n)
-        edges, m = A, n
-        if kind is tuple and len(A) == 2:
-            edges, m = A
-            n = m
-        if type(edges) is Tensor and type(m) is int and edges.layout is torch.strided:
-            pattern = known_edges(edges, m, n) if edges.dim() == 2 else None
+        edges, size = A if kind is tuple and len(A) == 2 else (A, n)
+        ends: Any = size if type(size) is tuple and len(size) == 2 else (size, size)
+        if type(edges) is Tensor and {*map(type, ends)} == {int} and edges.layout is torch.strided:
+            pattern = known_edges(edges, ends[1], ends[0]) if edges.dim() == 2 else None
     return None if pattern is None else (pattern, values)
 
 

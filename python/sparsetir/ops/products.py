@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -42,7 +42,7 @@ from sparsetir.ops.registry import (
     is_plain_eager,
     wants_gradient,
 )
-from sparsetir.ops.structure import PatternCopy, Structure, known_edges, structure_of
+from sparsetir.ops.structure import PatternCopy, Structure, structure_of
 from sparsetir.ops.tensors import (
     INDEX_DTYPES,
     check_csr,
@@ -233,9 +233,11 @@ def spmm(A: object, B: Tensor, reduce: str = "sum", values: Tensor | None = None
     (SparseTIR, section 4.2.1.)
     """
     if not isinstance(B, Tensor) or B.dim() == 2:
-        out = fast_path(A, B, reduce, values)
-        if out is None:
+        seen = _seen(A, B)
+        if seen is None:
             out = _product_of_new("spmm", A, B, reduce, values)
+        else:
+            out = _product_of_seen(seen, B, reduce, values)
         if out is not None:
             return out
     named = reduction("spmm", reduce)
@@ -430,8 +432,13 @@ def fast_path(A: object, B: Any, reduce: str, values: Any) -> Tensor | None:
     None for other calls, and for any that may be invalid, which the full path reports.
     """
     seen = _seen(A, B)
-    if seen is None:
-        return None
+    return None if seen is None else _product_of_seen(seen, B, reduce, values)
+
+
+def _product_of_seen(
+    seen: tuple[PatternCopy, Tensor | None], B: Any, reduce: str, values: Any
+) -> Tensor | None:
+    """:func:`fast_path`, from the result of :func:`_seen`."""
     (rowptr, col, structure), own_values = seen
     if values is None:
         values = own_values
@@ -524,17 +531,20 @@ _sorted = 0
 def _product_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     """A product with a pattern that is not worth preparing.
 
-    None for other calls, and for any that may be invalid, which the full path reports.
+    None for other calls, and for any that may be invalid, which the full path reports. The pattern
+    is none that :func:`_seen` knows.
     """
+    if type(B) not in PLAIN or B.is_nested or B.dim() != 2 or not _is_plain(B, SUMMED):
+        return None
+    if not is_plain_eager() or torch.are_deterministic_algorithms_enabled():
+        return None
     out = _sum_of_new(A, B, reduce, values)
     return _rows_of_new(caller, A, B, reduce, values) if out is None else out
 
 
 def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     """:func:`_product_of_new` for edges, which are not sorted."""
-    if reduce not in LINEAR or type(B) not in PLAIN or B.dim() != 2 or B.is_nested:
-        return None
-    if not is_plain_eager():
+    if reduce not in LINEAR:
         return None
     edges, size = A if type(A) is tuple and len(A) == 2 else (A, len(B))
     n, m = size if type(size) is tuple and len(size) == 2 else (size, size)
@@ -551,20 +561,17 @@ def _sum_of_new(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
         return None
     if not 0 < nnz <= MOST or not feat:
         return None
-    if not _is_plain(B, SUMMED) or not _is_plain(edges, INDEX_DTYPES):
+    if not _is_plain(edges, INDEX_DTYPES):
         return None
     if values is not None:
         if type(values) not in PLAIN or not _is_plain(values, (B.dtype,)):
             return None
         if values.shape != (nnz,) or values.requires_grad:
             return None
-    if torch.are_deterministic_algorithms_enabled():
-        return None
     if in_rows and wants_gradient(B):
         return None
-    find = partial(known, A, n) if in_rows else partial(known_edges, edges, m, n)
     counts = (1, PLANNED) if in_rows else (_most_sums(nnz, m + n, B), SORTED)
-    if not _is_new(edges, find, *counts):
+    if not _is_new(edges, *counts):
         return None
     options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
     if may_be_recorded("spmm", (m, n), nnz, feat, **options):
@@ -587,9 +594,7 @@ def _is_plain(x: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 def _rows_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
     """:func:`_product_of_new` for a matrix in rows, of which it is the first product."""
-    if reduce != "sum" or type(B) not in PLAIN or B.dim() != 2 or not is_plain_eager():
-        return None
-    if not _is_plain(B, SUMMED) or torch.are_deterministic_algorithms_enabled():
+    if reduce != "sum":
         return None
     rows = _rows_of(caller, A, B.dtype)
     if rows is None:
@@ -600,7 +605,7 @@ def _rows_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Tenso
     fits = type(values) in PLAIN and _is_plain(values, (B.dtype,)) and values.shape == col.shape
     if not fits or n != len(B) or not nnz * feat or wants_gradient(B, values):
         return None
-    if rowptr.dtype != col.dtype or not _is_new(col, lambda: known(A, n), 1, PLANNED):
+    if rowptr.dtype != col.dtype or not _is_new(col, 1, PLANNED):
         return None
     options = {"dtype": dtype_name(B), "reduce": reduce, "heads": None, "target": target_of(CPU)}
     if may_be_recorded("spmm", (m, n), nnz, feat, **options):
@@ -631,19 +636,16 @@ def _most_sums(nnz: int, nodes: int, b: Tensor) -> float:
     return min(MOST_SUMS, (SORT + SORT_EDGE * nnz) / (more * nnz))
 
 
-def _is_new(pattern: Tensor, find: Callable[[], object], most: float, prepared: int) -> bool:
+def _is_new(pattern: Tensor, most: float, prepared: int) -> bool:
     """Whether a pattern was seen at most `most` times, with this call, which is counted.
 
-    pattern : the tensor that it is recognised by
-    find : returns what is kept for it, or None
+    pattern : the tensor that it is recognised by, for which nothing is kept
     prepared : number of a process's first patterns that are prepared at once
     """
     global _sorted
     counts = _call_counts.setdefault(pattern.untyped_storage(), {})
     key = memory_key(pattern), -1 if pattern.is_inference() else pattern._version
     if key not in counts:
-        if find() is not None:
-            return False
         if _sorted < prepared:
             _sorted += 1
             return False

@@ -320,6 +320,10 @@ def check_csr(
 def check_edges(caller: str, edges: Tensor, m: int, n: int, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) columns and rows of an (m, n) matrix."""
     check_pairs(caller, edges, name)
+    if m == n and edges.numel():  # one pass for both ends
+        low, high = (int(v) for v in torch.aminmax(edges))
+        if low >= 0 and high < n:
+            return
     check_range(caller, name, "source", edges[0], n)
     check_range(caller, name, "target", edges[1], m)
 

@@ -472,8 +472,8 @@ class Kernel:
 
     def _numbers(self, arguments: Mapping[str, object]) -> dict[str, Any]:
         """The arguments that recipes read, arrays as NumPy."""
-        read = self._read
-        return {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items() if n in read}
+        named = ((n, arguments[n]) for n in self._read & arguments.keys())
+        return {n: to_numpy(v) if type(v) is not int and is_array(v) else v for n, v in named}
 
     def of_values(
         self, arguments: Mapping[str, object], computed: Mapping[str, object]
