@@ -108,7 +108,9 @@ def test_as_eager(name, wanted, request, monkeypatch):
         assert len(results) == len(expected)
         for a, b in zip(results, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
-    assert all(not graph.left for graph in backend.graphs) or name == "unordered"
+    # The gradient of features without those of self loops is a scatter by a mask.
+    if name != "unordered" and not (wanted and name in ("GATv2", "GAT")):
+        assert all(not graph.left for graph in backend.graphs)
     if name in WITHOUT:
         assert wide_tensors(backend.graphs) == []
     elif name == "unordered":
