@@ -534,9 +534,9 @@ def _product_of_new(caller: str, A: Any, B: Any, reduce: str, values: Any) -> Te
     None for other calls, and for any that may be invalid, which the full path reports. The pattern
     is none that :func:`_seen` knows.
     """
-    if type(B) not in PLAIN or B.is_nested or B.dim() != 2 or not _is_plain(B, SUMMED):
+    if not is_plain_eager() or type(B) not in PLAIN or B.is_nested or B.dim() != 2:
         return None
-    if not is_plain_eager() or torch.are_deterministic_algorithms_enabled():
+    if not _is_plain(B, SUMMED) or torch.are_deterministic_algorithms_enabled():
         return None
     out = _sum_of_new(A, B, reduce, values)
     return _rows_of_new(caller, A, B, reduce, values) if out is None else out
